@@ -43,7 +43,8 @@ class Outlet:
         self._own_fd = -1  # the same pipe or terminal, opened again: who shares `fd` would not expect O_NONBLOCK
         self._socket: socket.socket | None = None
         self._waiting = bytearray()
-        self._lock: threading.Lock | None = None  # None: nothing waits, and there is no thread
+        self._lock: threading.Lock | None = None  # None: nothing waits
+        self._thread: threading.Thread | None = None  # the last one, which ends when nothing waits
         kind = os.fstat(fd).st_mode
         self._may_block = stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind) or os.isatty(fd)
         if stat.S_ISSOCK(kind):
@@ -84,6 +85,8 @@ class Outlet:
                 continue
             with lock:
                 self._lock = None
+        if self._thread is not None:
+            self._thread.join()
         if self._socket is not None:
             self._socket.close()
         if self._own_fd >= 0:
@@ -122,7 +125,8 @@ class Outlet:
         import threading
 
         self._lock = lock = threading.Lock()
-        threading.Thread(target=self._keep_draining, args=(lock,), name="log", daemon=True).start()
+        self._thread = threading.Thread(target=self._keep_draining, args=(lock,), name="log", daemon=True)
+        self._thread.start()
 
     def _keep_draining(self, lock: threading.Lock) -> None:
         while self._lock is lock:

@@ -218,7 +218,7 @@ class Snapshots:
 
     async def _total(self, query: rows.ConnectionsQuery, pace: Pace) -> int:
         """How many there are in that state, of the account if one is asked for; the rest of the query chooses rows."""
-        asked: list[Collection[ClientSession] | Collection[ConnectionRow]] = []
+        asked: list[Collection[ClientSession | ConnectionRow]] = []
         if query.state != "closed":
             asked.append(self._clients.open.values())
         if query.state != "open":

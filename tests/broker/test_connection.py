@@ -183,7 +183,7 @@ def test_nothing_is_kept_of_a_client_that_left_though_its_session_lives_on(engin
 # ---- errors
 
 
-VIOLATION = CloseReason.PROTOCOL_VIOLATION
+PROTOCOL_VIOLATION = CloseReason.PROTOCOL_VIOLATION
 UNKNOWN = b"-ERR 'Unknown Protocol Operation'\r\n"
 TOO_LONG = b"-ERR 'maximum control line exceeded'\r\n"
 TOO_BIG = b"-ERR 'Maximum Payload Violation'\r\n"
@@ -192,15 +192,15 @@ TOO_BIG = b"-ERR 'Maximum Payload Violation'\r\n"
 @pytest.mark.parametrize(
     ("said", "answer", "error", "reason"),
     [
-        (b"X", UNKNOWN, UnknownProtocolOperation, VIOLATION),
-        (b"PUB a 2\r\nabc", UNKNOWN, UnknownProtocolOperation, VIOLATION),
-        (b"PUB a 2\r\nab\rX", UNKNOWN, UnknownProtocolOperation, VIOLATION),
-        (b"PUB a 40000\r\n" + b"x" * 40_001, UNKNOWN, UnknownProtocolOperation, VIOLATION),
-        (b"SUB a\r\n", b"", BadArguments, VIOLATION),
-        (b"PUB a b\r\n", b"", BadArguments, VIOLATION),
-        (b"CONNECT {\r\n", b"", BadArguments, VIOLATION),
-        (b"INFO x\r\n", b"", BadArguments, VIOLATION),
-        (b"HPUB a 0 0\r\n\r\n", b"", BadArguments, VIOLATION),
+        (b"X", UNKNOWN, UnknownProtocolOperation, PROTOCOL_VIOLATION),
+        (b"PUB a 2\r\nabc", UNKNOWN, UnknownProtocolOperation, PROTOCOL_VIOLATION),
+        (b"PUB a 2\r\nab\rX", UNKNOWN, UnknownProtocolOperation, PROTOCOL_VIOLATION),
+        (b"PUB a 40000\r\n" + b"x" * 40_001, UNKNOWN, UnknownProtocolOperation, PROTOCOL_VIOLATION),
+        (b"SUB a\r\n", b"", BadArguments, PROTOCOL_VIOLATION),
+        (b"PUB a b\r\n", b"", BadArguments, PROTOCOL_VIOLATION),
+        (b"CONNECT {\r\n", b"", BadArguments, PROTOCOL_VIOLATION),
+        (b"INFO x\r\n", b"", BadArguments, PROTOCOL_VIOLATION),
+        (b"HPUB a 0 0\r\n\r\n", b"", BadArguments, PROTOCOL_VIOLATION),
         (b"-ERR 'x'\r\n", b"", PeerSaidError, CloseReason.PARSE_ERROR),
         (b"SUB " + b"a" * 5000, TOO_LONG, ControlLineTooLong, CloseReason.MAXIMUM_CONTROL_LINE_EXCEEDED),
         (b"PUB a 1048577\r\n", TOO_BIG, MaximumPayloadViolation, CloseReason.MAXIMUM_PAYLOAD_EXCEEDED),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gnatswarm.broker.options import Tls, WebSocket
 from gnatswarm.shards.sockets import frames as module
 from gnatswarm.shards.sockets.frames import PIECE_BYTES, Frames, Rules
-from gnatswarm.shards.sockets.frozen_socket import FrozenFrames
+from gnatswarm.shards.sockets.frozen_socket import FrozenDeflate, FrozenFrames
 from tests.support.framed import BINARY, CONTINUATION, PING, deflated, frame
 
 RULES = Rules(WebSocket(port=1, no_tls=True, tls=Tls()), most_bytes=2 << 20, is_encrypted=False)
@@ -80,7 +80,7 @@ def test_nothing_more_is_read_of_a_large_frame_that_is_an_error(step: int) -> No
 def test_a_compressed_frame_is_waited_for_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PIECE_BYTES", 1000)
     rules = Rules(WebSocket(port=1, no_tls=True, tls=Tls(), compression=True), most_bytes=2 << 20, is_encrypted=False)
-    frames = Frames(rules, FrozenFrames(deflate=module.FrozenDeflate(15, 15)))
+    frames = Frames(rules, FrozenFrames(deflate=FrozenDeflate(15, 15)))
     data = random.Random(1).randbytes(100_000)
     wire = frame(BINARY, deflated(data), reserved=0x40)
     assert frames.receive(wire[:-1]) == []
