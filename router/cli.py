@@ -46,6 +46,7 @@ def main(argv: list[str] | None = None, *, program: str = "", owner: int = -1) -
     # One that follows another program of the broker is called as that was.
     program = os.environ.get("GNATSWARM_SUCCESSION", "").partition(":")[2] or program or _called_as()
     arguments = list(sys.argv[1:] if argv is None else argv)
+    _open_standard_descriptors()
     try:
         if arguments[:1] == ["_shard"]:
             return _shard(arguments[1:])
@@ -67,6 +68,15 @@ def main(argv: list[str] | None = None, *, program: str = "", owner: int = -1) -
             raise
         _discard_output()
         return _fail(program, f"standard output: {error.strerror}")
+
+
+def _open_standard_descriptors() -> None:
+    """Where one is closed (`2>&-`), what is opened next would have its number, and be what errors are written to."""
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # it is the lowest free number
 
 
 def _interrupted() -> int:

@@ -110,7 +110,7 @@ def serve(
     except Exception:
         # Not the broker's end: the keeper starts another router. Without clean-up, which would end the shards.
         log.critical("unexpected error", exc_info=True)
-        os._exit(70)  # EX_SOFTWARE
+        logs.exit_now(70)  # EX_SOFTWARE
     supervisor.close()
     if exit_code < 0:
         return 1

@@ -8,9 +8,9 @@ Called by `shards.links.links`, made by the worker.
 from __future__ import annotations
 
 import logging
-import os
 from typing import TYPE_CHECKING
 
+from gnatswarm.shards.boundary import logs
 from gnatswarm.shards.boundary.control import InStep
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class Siblings:
     def on_given_up(self, why: str) -> None:
         """A link could not be restored."""
         logger.critical("%s; ending, to be started again", why)
-        os._exit(70)  # EX_SOFTWARE, as for every unexpected error
+        logs.exit_now(70)  # EX_SOFTWARE, as for every unexpected error
 
     def _say_in_step(self, on: bool) -> None:
         self.is_in_step = on

@@ -39,7 +39,7 @@ from gnatswarm.shards.statistics.recorder import Recorder
 
 if TYPE_CHECKING:
     from gnatswarm.broker.link import SiblingLink
-    from gnatswarm.broker.options import Options
+    from gnatswarm.broker.options import Logging, Options
     from gnatswarm.shards.boundary.control import ControlMessage
     from gnatswarm.shards.boundary.rows import ConnectionRow
     from gnatswarm.shards.clients.session import ClientSession
@@ -79,7 +79,7 @@ def _die(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         logger.critical("Out of memory: this shard ends, and another one takes its place")
     else:
         logger.critical("%s", context.get("message", "unexpected error"), exc_info=error)
-    os._exit(70)  # EX_SOFTWARE
+    logs.exit_now(70)  # EX_SOFTWARE
 
 
 async def _run(control_fd: int, lifeline_fd: int) -> int:
@@ -106,6 +106,7 @@ class Worker:
         self._leaves_at_s = 0.0  # by the loop's clock; 0: was not told to leave
         self._generation = 0  # of the options
         self._boot: control.Boot | None = None
+        self._logging: Logging | None = None
         self._handoff: socket.socket | None = None
         self._say_full_at_s = 0.0
         self._departure: Departure | None = None
@@ -205,7 +206,7 @@ class Worker:
     def _on_control_closed(self, error: control.ControlError | None) -> None:
         if not self.done.done() and not self._is_ready:
             logger.error("the router is gone%s", f": {error}" if error else "")
-            os._exit(1)  # the next router starts another: nobody is connected here
+            logs.exit_now(1)  # the next router starts another: nobody is connected here
 
     def _on_lifeline(self) -> None:
         """A router has taken over, and gives us a new channel; or the keeper is dead."""
@@ -271,7 +272,7 @@ class Worker:
         _die_with(boot.keeper_pid)
         self._generation = boot.generation
         self._boot = boot
-        logs.configure(boot.options.logging, process_label=_label(boot))
+        self._configure_logs(boot.options.logging)
         make_room(boot.options.limits.max_connections, boot.page_fd)
         self._page = page = Page.attach(boot.page_fd)
         reserve = Reserve()
@@ -507,9 +508,15 @@ class Worker:
             self._say_full_at_s = self._loop.time() + SAY_FULL_S
         self._shard.reactor.finish()
 
+    def _configure_logs(self, options: Logging) -> None:
+        assert self._boot is not None
+        if options != self._logging:
+            self._logging = options
+            logs.configure(options, process_label=_label(self._boot))
+
     def _reload(self, options: Options) -> None:
         assert self._boot is not None
-        logs.configure(options.logging, process_label=_label(self._boot))
+        self._configure_logs(options.logging)
         self._shard.reload(options)
         if self._gateway is not None:
             self._gateway.reload(options)

@@ -127,7 +127,7 @@ class SupervisedBroker:
         except OSError as error:
             opened.close()
             limit = "; ulimit -f (LimitFSIZE= in a unit file) is too low" if error.errno == errno.EFBIG else ""
-            raise CannotStart(f"no memory for what the processes share: {error.strerror}{limit}") from None
+            raise CannotStart(f"cannot make the page that the processes share: {error.strerror}{limit}") from None
         self.history_fd, self.alarms_fd = self._kept(HISTORY, {}), self._kept(ALARMS, {})
         self.listener_groups = opened.listener_groups
         try:

@@ -25,6 +25,11 @@ from gnatswarm.broker.options import Logging
 from gnatswarm.shards.boundary.log_outlet import Outlet
 from gnatswarm.shards.boundary.utf8_text import utf8_text
 
+# Type checkers know this name; importing `typing` would take time.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
 ROOT = "gnatswarm"
 TRACE = 5  # every operation of every client; below DEBUG because it logs more
 
@@ -147,23 +152,21 @@ def _fields(record: logging.LogRecord) -> dict[str, object]:
 
 
 class LineHandler(logging.Handler):
-    """Writes each record with one write() to standard error or to a file shared with other processes."""
+    """Writes each record as one line to standard error or to a file shared with other processes."""
 
-    def __init__(self, options: Logging, *, process_label: str) -> None:
+    def __init__(self, options: Logging, *, process_label: str, outlet: Outlet | None = None) -> None:
+        """`outlet`: of standard error, if there is one already."""
         super().__init__()
         self._path = options.file
         self._limit_bytes = options.size_limit_bytes
         self._most_files = options.most_files
         self._rotates = process_label == ROUTER_LABEL
         self._label = process_label
-        self._fd = 2
-        self._outlet: Outlet | None = None  # None: it is not open
         self._lost_lines = 0
         self._cannot_rename = False
         self.mutes_debug = options.trace and not options.debug  # see _level
-        if self._path:
-            self._fd = _open_log(self._path)
-        self._let_out()
+        self.outlet = outlet if outlet is not None else _outlet_for(self._path)
+        self._is_passed_on = False  # or retired
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write the record, or count it as lost; never raises."""
@@ -172,24 +175,20 @@ class LineHandler(logging.Handler):
         if self._limit_bytes:
             self._follow_or_rotate()
         try:
-            line = self.format(record)
-        except Exception:  # a text that cannot be formatted costs a line, and not this process
+            self._write(self.format(record) + "\n")
+        except Exception:  # what cannot be formatted, or written, costs a line, and not this process
             self._lost_lines += 1
-            return
-        self._write(line + "\n")
 
     def reopen(self) -> str:
         """Open the file again by its name, as after logrotate; "" or why that failed (the old file stays in use)."""
         if not self._path:
             return ""
         try:
-            fd = _open_log(self._path)
+            outlet = _outlet_for(self._path)
         except OSError as error:
             return f"cannot open log file {self._path!r}: {error.strerror}"
-        old, self._fd = self._fd, fd
-        self._let_out()
-        if old > 2:
-            os.close(old)
+        old, self.outlet = self.outlet, outlet
+        old.retire()
         return ""
 
     def rotate_when_full(self) -> None:
@@ -197,28 +196,30 @@ class LineHandler(logging.Handler):
         if self._limit_bytes:
             self._follow_or_rotate()
 
+    def flush(self) -> None:
+        """Wait a moment for who reads what is left: at the end of the process."""
+        self.outlet.flush()
+
     def close(self) -> None:
-        """Close the log file. Lines that wait for a reader are written, if there is one."""
-        if self._outlet is not None:
-            self._outlet.close()
-            self._outlet = None
-        if self._fd > 2:
-            os.close(self._fd)
-            self._fd = 2
+        """Write no more. What waits is still written, whenever it is read."""
+        if not self._is_passed_on:
+            self.outlet.retire()
+            self._is_passed_on = True
         super().close()
 
-    def _let_out(self) -> None:
-        if self._outlet is not None:
-            self._outlet.close()
-            self._outlet = None
-        with contextlib.suppress(OSError):
-            self._outlet = Outlet(self._fd)
+    def pass_on(self, to: logging.Handler) -> None:
+        """Leave the outlet, with what waits, to that handler if it has it, too."""
+        self._is_passed_on = isinstance(to, LineHandler) and to.outlet is self.outlet
+
+    def outlet_for(self, options: Logging) -> Outlet | None:
+        """The outlet, if a handler with these options writes to the same place: to standard error."""
+        return self.outlet if not self._path and not options.file else None
 
     def _follow_or_rotate(self) -> None:
-        if not self._path or self._fd <= 2:
+        if not self._path:
             return
         try:
-            mine = os.fstat(self._fd)
+            mine = os.fstat(self.outlet.fd)
             if not self._rotates:
                 named = os.stat(self._path)
                 # The router renamed our file and made a new one. (While the name does not exist we go on writing
@@ -260,26 +261,21 @@ class LineHandler(logging.Handler):
             logging.getLogger(ROOT).error('Unable to remove old log files of "%s": %s', self._path, error.strerror)
 
     def _write(self, text: str) -> None:
-        data = text.encode("utf-8", "backslashreplace")
-        outlet = self._outlet
+        outlet = self.outlet
+        self._lost_lines += outlet.take_lost_lines()
         try:
-            if outlet is not None and self._lost_lines:
-                note = f"[{os.getpid()}] [WRN] {self._lost_lines} log lines were lost: the log could not be written\n"
-                if outlet.write(note.encode()):
+            if self._lost_lines:
+                about = "%d log lines were lost: the log could not be written"
+                note = logging.LogRecord(ROOT, logging.WARNING, "", 0, about, (self._lost_lines,), None)
+                if outlet.write((self.format(note) + "\n").encode("utf-8", "backslashreplace")):
                     self._lost_lines = 0
-            if outlet is None or not outlet.write(data):
+            if not outlet.write(text.encode("utf-8", "backslashreplace")):
                 self._lost_lines += 1
         except OSError as error:
             self._lost_lines += 1
-            if self._lost_lines == 1 and self._fd != 2:
-                self._complain(error)
-
-    def _complain(self, error: OSError) -> None:
-        line = f"{self._label}: cannot write log file {self._path!r}: {error.strerror}; silent until that works again\n"
-        with contextlib.suppress(OSError):  # there is no other place to report it
-            outlet = Outlet(2)
-            outlet.write(line.encode("utf-8", "backslashreplace"))
-            outlet.close()
+            if self._lost_lines == 1 and self._path:
+                line = f"{self._label}: cannot write log file {self._path!r}: {error.strerror}"
+                _to_standard_error(f"{line}; silent until that works again\n")
 
 
 def configure(options: Logging, *, process_label: str, pid: int = 0) -> None:
@@ -291,6 +287,8 @@ def configure(options: Logging, *, process_label: str, pid: int = 0) -> None:
     """
     as_json = options.format == "json"
     kind = LineFormatter
+    root = logging.getLogger(ROOT)
+    old = list(root.handlers)
     handler: logging.Handler
     if options.is_to_syslog:
         from gnatswarm.shards.boundary.syslog import SyslogHandler
@@ -304,19 +302,20 @@ def configure(options: Logging, *, process_label: str, pid: int = 0) -> None:
                 raise
             handler = LineHandler(options, process_label=process_label)
     else:
-        handler = LineHandler(options, process_label=process_label)
+        present = [one.outlet_for(options) for one in _handlers()]
+        handler = LineHandler(options, process_label=process_label, outlet=present[0] if present else None)
     handler.setFormatter(
         kind(logtime=options.logtime, label=process_label, as_json=as_json, utc=options.logtime_utc, pid=pid)
     )
     logging.addLevelName(TRACE, "TRACE")
     logging.raiseExceptions = False  # a broken log line is never a reason to write a traceback into the log
-    root = logging.getLogger(ROOT)
-    old = list(root.handlers)
     root.addHandler(handler)
     root.propagate = False
     root.setLevel(_level(options.debug, options.trace))
     for previous in old:
         root.removeHandler(previous)
+        if isinstance(previous, LineHandler):
+            previous.pass_on(handler)
         previous.close()
 
 
@@ -331,6 +330,13 @@ def failure(options: Logging, error: OSError) -> str:
 def reopen() -> str:
     """Open the log file again (SIGUSR1); "" or one line saying why the old one stays in use."""
     return "; ".join(filter(None, (handler.reopen() for handler in _handlers())))
+
+
+def exit_now(code: int) -> NoReturn:
+    """End this process without any clean-up, but for the last lines."""
+    for handler in _handlers():
+        handler.flush()
+    os._exit(code)
 
 
 def rotate_when_full() -> None:
@@ -362,6 +368,25 @@ def _open_log(path: str) -> int:
     return fd
 
 
+def _outlet_for(path: str) -> Outlet:
+    """Of this file; "": of standard error. OSError."""
+    if not path:
+        return Outlet(2)
+    fd = _open_log(path)
+    try:
+        return Outlet(fd)
+    finally:
+        os.close(fd)
+
+
+def _to_standard_error(line: str) -> None:
+    with contextlib.suppress(OSError):  # nobody can be told
+        outlet = Outlet(2)
+        outlet.write(line.encode("utf-8", "backslashreplace"))
+        outlet.flush()
+        outlet.retire()
+
+
 _BACKUP_SUFFIX = r"\.\d{4}(\.\d\d){5}\.\d{9}"
 
 
@@ -384,7 +409,4 @@ def error_line(text: str) -> None:
 def _bare_line(level: int, text: str) -> None:
     record = logging.LogRecord(ROOT, level, "", 0, text, None, None)
     line = LineFormatter(logtime=True).format(record) + "\n"
-    with contextlib.suppress(OSError):  # nobody can be told
-        outlet = Outlet(2)
-        outlet.write(line.encode("utf-8", "backslashreplace"))
-        outlet.close()
+    _to_standard_error(line)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.support.servers import KINDS, LISTENING, READY
+from tests.support.servers import KINDS, LISTENING, READY, wait_until
 from tests.support.wire import Client
 
 BAD = 3000
@@ -20,8 +22,8 @@ BAD = 3000
 class Unread:
     """A broker whose standard error is a pipe that is read as far as the line that it is ready."""
 
-    def __init__(self, kind: str) -> None:
-        words = [*KINDS[kind].command(), "-a", "127.0.0.1", "-p", "-1"]
+    def __init__(self, kind: str, *more: str) -> None:
+        words = [*KINDS[kind].command(), "-a", "127.0.0.1", "-p", "-1", *more]
         self.process = subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
         said = b""
         while READY.encode() not in said:
@@ -53,18 +55,24 @@ def unread(request: pytest.FixtureRequest) -> Iterator[Unread]:
             found.process.kill()
 
 
-async def test_a_log_that_nobody_reads_stops_nobody(unread: Unread) -> None:
-    clients = [await Client.connect(unread.port, None) for _ in range(6)]
-    for number, client in enumerate(clients):
-        await client.talk(f"SUB s.{number} 1\r\nPING\r\n", expect_last="PONG\r\n")
-    bad: set[bytes] = set()
-    for _ in range(BAD):
-        one = await Client.connect(unread.port, None)
-        bad.add(b"%d" % one.info["client_id"])
+async def bad_clients(port: int, count: int) -> set[bytes]:
+    """So many connections that the log names; returns their ids."""
+    found: set[bytes] = set()
+    for _ in range(count):
+        one = await Client.connect(port, None)
+        found.add(b"%d" % one.info["client_id"])
         await one.send("NOTHING\r\n")
         with contextlib.suppress(EOFError, ConnectionError):
             await one.expect("-ERR 'Unknown Protocol Operation'\r\n")
         one.close()
+    return found
+
+
+async def test_a_log_that_nobody_reads_stops_nobody(unread: Unread) -> None:
+    clients = [await Client.connect(unread.port, None) for _ in range(6)]
+    for number, client in enumerate(clients):
+        await client.talk(f"SUB s.{number} 1\r\nPING\r\n", expect_last="PONG\r\n")
+    bad = await bad_clients(unread.port, BAD)
     clients += [await Client.connect(unread.port, None) for _ in range(6)]
     for number, client in enumerate(clients):
         await client.talk(f"SUB s.{number} 2\r\nPING\r\n", expect_last="PONG\r\n")
@@ -75,3 +83,41 @@ async def test_a_log_that_nobody_reads_stops_nobody(unread: Unread) -> None:
         client.close()
     unread.process.send_signal(signal.SIGTERM)
     assert unread.process.wait(20) in (0, 1)
+
+
+async def test_a_reload_loses_nothing_of_what_waits(tmp_path: Path) -> None:
+    """Also where it changes what is logged."""
+    file = tmp_path / "broker.conf"
+    file.write_text("max_payload: 1000")
+    unread = Unread("gnatswarm-2", "-c", str(file))
+    with unread.process:
+        bad = await bad_clients(unread.port, BAD // 2)
+        for number in range(3):
+            file.write_text(f"max_payload: {2000 + number}\ndebug: {'true' if number % 2 else 'false'}")
+            unread.process.send_signal(signal.SIGHUP)
+            bad |= await bad_clients(unread.port, BAD // 6)
+        assert unread.connections_in_log(len(bad)) >= bad
+        unread.process.terminate()
+
+
+@pytest.fixture(params=[(2,), (0, 1, 2)], ids=str)
+def port_of_closed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[int]:
+    """Of a broker that was started without these descriptors."""
+
+    def close() -> None:
+        for number in request.param:
+            os.close(number)
+
+    words = [*KINDS["gnatswarm-2"].command(), "-a", "127.0.0.1", "-p", "-1", "-D", "--ports_file_dir", str(tmp_path)]
+    with subprocess.Popen(words, preexec_fn=close) as process:
+        wait_until(lambda: any(one.read_text() for one in tmp_path.glob("*.ports")))
+        (ports,) = tmp_path.glob("*.ports")
+        yield int(json.loads(ports.read_text())["nats"][0].rpartition(":")[2])
+        process.terminate()
+
+
+async def test_a_closed_standard_error_is_nobody_else_s(port_of_closed: int) -> None:
+    """What is opened next must not have its number: lines of the log were written into what the processes share."""
+    bad = sorted(map(int, await bad_clients(port_of_closed, 100)))
+    assert bad[-1] < 1000  # client ids are in the page that the processes share
+    await (await Client.connect(port_of_closed, None)).talk("PING\r\n", expect_last="PONG\r\n")

@@ -6,7 +6,6 @@ import os
 import pty
 import socket
 import threading
-import tty
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
@@ -23,29 +22,23 @@ class Reader:
     """The two ends of a pipe, a terminal or a socket."""
 
     def __init__(self, kind: str) -> None:
+        self.is_terminal = kind == "terminal"
         if kind == "socket":
             ours, theirs = socket.socketpair()
             self.get, self.put = theirs.detach(), ours.detach()
-        elif kind == "terminal":
+        elif self.is_terminal:
             self.get, self.put = pty.openpty()
-            tty.setraw(self.put)
         else:
             self.get, self.put = os.pipe()
 
-    def read(self, n: int) -> bytes:
-        """So many bytes."""
+    def lines(self, count: int) -> bytes:
+        """So many lines, without what a terminal puts at their ends."""
         found = b""
-        while len(found) < n:
-            more = os.read(self.get, min(65536, n - len(found)))
+        while found.count(b"\n") < count:
+            more = os.read(self.get, 65536)
             assert more
             found += more
-        return found
-
-    def read_to(self, end: bytes) -> None:
-        """All until these bytes."""
-        found = b""
-        while not found.endswith(end):
-            found = found[-len(end) :] + os.read(self.get, 65536)
+        return found.replace(b"\r\n", b"\n") if self.is_terminal else found
 
 
 @pytest.fixture(params=["pipe", "pipe of somebody else", "terminal", "socket"])
@@ -78,59 +71,91 @@ def write_forever(outlet: Outlet) -> NoReturn:
 def test_nobody_waits_for_a_reader_and_what_was_taken_comes_whole_and_in_order(reader: Reader) -> None:
     outlet = Outlet(reader.put)
     count = write_until_full(outlet)
-    assert count * len(LINE % 0) >= MOST_WAITING_BYTES
-    assert reader.read(count * len(LINE % 0)) == b"".join(LINE % number for number in range(count))
-    outlet.close()
+    assert count * len(LINE % 0) >= MOST_WAITING_BYTES - len(LINE % 0)
+    outlet.retire()  # what waits is written all the same
+    assert reader.lines(count) == b"".join(LINE % number for number in range(count))
 
 
 def test_lines_that_come_while_others_are_read_follow_them(reader: Reader) -> None:
     outlet = Outlet(reader.put)
     count = 20_000
     found: list[bytes] = []
-    reading = threading.Thread(target=lambda: found.append(reader.read(count * len(LINE % 0))))
+    reading = threading.Thread(target=lambda: found.append(reader.lines(count)))
     reading.start()
     for number in range(count):
         while not outlet.write(LINE % number):
-            pass
-    reading.join(20)
-    outlet.close()
+            outlet.flush()
+    reading.join(60)
+    outlet.retire()
     assert found == [b"".join(LINE % number for number in range(count))]
 
 
-def test_the_last_lines_are_written_for_who_reads_and_not_waited_for_otherwise(
-    reader: Reader, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(log_outlet, "LAST_ROOM_S", 0.05)
+def test_the_end_waits_for_who_reads_and_for_nobody_else(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
     outlet = Outlet(reader.put)
-    write_until_full(outlet)
-    outlet.close()
-    again = Outlet(reader.put)
-    assert again.write(b"the end\n")
-    reading = threading.Thread(target=reader.read_to, args=(b"the end\n",))
+    count = write_until_full(outlet)
+    outlet.flush()  # and comes back
+    monkeypatch.setattr(log_outlet, "LAST_LINES_S", 60.0)
+    monkeypatch.setattr(log_outlet, "LAST_ROOM_S", 60.0)
+    reading = threading.Thread(target=reader.lines, args=(count,))
     reading.start()
-    again.close()
-    reading.join(20)
+    outlet.flush()
+    reading.join(60)
     assert not reading.is_alive()
+    outlet.retire()
 
 
 def test_others_who_write_there_may_wait_as_before(reader: Reader) -> None:
     outlet = Outlet(reader.put)
-    write_until_full(outlet)
+    count = write_until_full(outlet)
     assert os.get_blocking(reader.put)
-    outlet.close()
+    outlet.retire()
     assert os.get_blocking(reader.put)
+    reader.lines(count)
 
 
-@pytest.mark.parametrize("lines", [1, 50_000])
-def test_a_reader_that_goes_costs_its_lines_alone(lines: int) -> None:
+def test_a_thread_and_descriptors_last_until_all_is_written(reader: Reader) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    outlet = Outlet(reader.put)
+    count = write_until_full(outlet)
+    outlet.retire()
+    (thread,) = (thread for thread in threading.enumerate() if thread.name == "log")
+    reader.lines(count)
+    thread.join(20)
+    assert not thread.is_alive()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_without_a_thread_lines_wait_for_one(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+    def cannot_start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    outlet = Outlet(reader.put)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", cannot_start)
+        count = write_until_full(outlet)
+        outlet.flush()
+    found: list[bytes] = []
+    reading = threading.Thread(target=lambda: found.append(reader.lines(count)))
+    reading.start()
+    outlet._start_thread()
+    reading.join(60)
+    assert found == [b"".join(LINE % number for number in range(count))]
+    outlet.retire()
+
+
+@pytest.mark.parametrize("lines", [1, 11_500])
+def test_a_reader_that_goes_costs_its_lines_alone_and_they_are_counted(lines: int) -> None:
     get, put = os.pipe()
     outlet = Outlet(put)
     for number in range(lines):
-        outlet.write(LINE % number)
+        assert outlet.write(LINE % number)
     os.close(get)
     with pytest.raises(BrokenPipeError):
         write_forever(outlet)
-    outlet.close()
+    lost = outlet.take_lost_lines()
+    assert lost > 10_000 if lines > 1 else lost == 0
+    assert outlet.take_lost_lines() == 0
+    outlet.retire()
     os.close(put)
 
 
@@ -140,7 +165,8 @@ def test_files_take_everything(tmp_path: Path, name: str) -> None:
     outlet = Outlet(fd)
     for number in range(20_000):
         assert outlet.write(LINE % number)
-    outlet.close()
+    outlet.flush()
+    outlet.retire()
     os.close(fd)
     if name == "x.log":
         assert (tmp_path / name).read_bytes() == b"".join(LINE % number for number in range(20_000))

@@ -225,7 +225,7 @@ def test_a_named_pipe_that_nobody_reads_is_not_waited_for(tmp_path: pathlib.Path
         assert handler.reopen() == ""
         handler.emit(log.makeRecord(log.name, logging.INFO, "", 0, "here", (), None))
         assert os.read(reader, 1000) == b"here\n"
-        assert os.get_blocking(handler._fd), "as standard error is: no line is lost while somebody reads"
+        assert os.get_blocking(handler.outlet.fd), "as standard error is: no line is lost while somebody reads"
     finally:
         os.close(reader)
         handler.close()
