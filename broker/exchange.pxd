@@ -177,6 +177,8 @@ cdef class Exchange(Onward):
     # Tells it the interest here, and sends it messages from now on.
     # `pongs_due`: see ServerFence.begin().
     cdef int begin(self, int slot, list pongs_due) except -1
+    cdef list accounts_of(self, int slot)
+    cdef int tell_interest(self, int slot) except -1
     cdef int part(self, int slot) except -1
 
 

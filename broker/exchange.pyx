@@ -1046,15 +1046,25 @@ cdef class Exchange(Onward):
         return -1
 
     cdef int begin(self, int slot, list pongs_due) except -1:
-        cdef Retelling retelling = Retelling()
         self.told |= <uint64_t>1 << slot
         self.fence.begin(slot, self.outs[slot], pongs_due, self.kinds[slot] == PEER_ROUTE)
+        self.tell_interest(slot)
+        for sublist in self.accounts_of(slot):
+            self.tell_due_replies(slot, <Sublist>sublist)
+        return 0
+
+    cdef list accounts_of(self, int slot):
+        """The sublists whose messages pass there."""
+        return [self.accounts[slot]] if self.accounts[slot] is not None else list(self.mesh.accounts.values())
+
+    cdef int tell_interest(self, int slot) except -1:
+        """All that it may be told. Again is no harm."""
+        cdef Retelling retelling = Retelling()
         retelling.exchange = self
         retelling.hears_remote = True
         retelling.slot = slot
-        for sublist in [self.accounts[slot]] if self.accounts[slot] is not None else self.mesh.accounts.values():
+        for sublist in self.accounts_of(slot):
             (<Sublist>sublist).replay(retelling)
-            self.tell_due_replies(slot, <Sublist>sublist)
         return 0
 
     cdef int tell_due_replies(self, uint32_t slot, Sublist sublist) except -1:
@@ -1137,6 +1147,8 @@ cdef class Exchange(Onward):
             self.restricted |= <uint64_t>1 << slot
         for sublist in self.mesh.accounts.values():
             (<Sublist>sublist).forget_entries()
+        if (self.told >> slot) & 1:  # it may be told of what it might not before
+            self.tell_interest(slot)
 
     def withdraw(self, call):
         """Tell siblings that other servers want nothing any more, though those still get what is on its way to them;

@@ -65,7 +65,7 @@ class ClusterNews(ControlMessage, frozen=True):
     websocket_urls: list[str] = []
     members: int = 0  # other members that are connected
     is_settled: bool = True  # False: the gateway has just begun; URLs told before stay
-    routes: list[str] = []  # URLs where those members take routes, for the next gateway
+    routes: list[str] = []  # where those members take routes, host:port, for the next gateway
 
 
 class ServerPort(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -130,6 +130,7 @@ class HubSession(LeafConnection):
         self.reached = reached  # our address to which it has connected
         self.connect: LeafConnect | None = None
         self.admission: Admission | None = None
+        self._ruled: set[str] = set()  # directions of which it has been told rules
         self._names = names
         self._user = ""
         self._is_gone = False
@@ -307,6 +308,9 @@ class HubSession(LeafConnection):
         ):
             if allow is not None or deny:
                 content[key] = words.Rules(allow, deny or None)
+                self._ruled.add(key)
+            elif key in self._ruled:  # a leaf node goes on with the rules that it knows, unless it hears of others
+                content[key] = words.Rules((">",))
         if self._is_gnatswarm:
             content["only_queues"] = True
             if rights.responses:

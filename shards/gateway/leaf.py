@@ -38,7 +38,7 @@ LASTED_S = 2.0
 # Of the time in which the hub takes an answer: the rest is for the way there.
 ANSWER_SHARE = 0.9
 # Texts of the hub after which dialling again at once would only fail again.
-_WAIT_LONG = ("loop detected", "same cluster name", "permissions violation", "authorization violation")
+_WAIT_LONG = ("loop detected", "same cluster name", "permissions violation")
 
 
 class LeafOwner(ConnectionOwner, Protocol):

@@ -76,7 +76,7 @@ class Dialled(msgspec.Struct):
 class Routes:
     """All routes of one broker. `next_id` numbers them, `tell` sends news to the router.
 
-    `known_routes`: URLs of the members that the gateway before this one was connected to.
+    `known_routes`: host:port of the members that the gateway before this one was connected to.
     """
 
     def __init__(
@@ -153,9 +153,9 @@ class Routes:
             self._dial_configured()
         else:
             self._teller.begin()
-        for url in self._known_routes:
+        for place in self._known_routes:
             # Some of them dial this broker themselves: a nats-server does so a second after it lost the connection.
-            if (address := _dialable(url)) is not None:
+            if (address := _dialable(place)) is not None:
                 self._dial_learned(address)
 
     def _has_tried(self, address: Address) -> None:
@@ -623,6 +623,12 @@ class Routes:
             self._leaf_urls = urls
             self.on_leaf_urls(urls)
 
+    def _places(self) -> list[str]:
+        """Where the members take routes, for the next gateway. At first also those that this one was told of."""
+        addresses = {_dialable(_route_url(session)) for session in self._members.values()}
+        known = [] if self._is_settled else self._known_routes
+        return sorted({*known, *(str(one) for one in addresses if one is not None)})[:MOST_DIALLED]
+
     def _news(self) -> ClusterNews:
         urls: list[str] = []
         websockets: list[str] = []
@@ -641,7 +647,7 @@ class Routes:
             websocket_urls=sorted(set(websockets) - set(own[1])),
             members=len(self._members),
             is_settled=self._is_settled,
-            routes=sorted(filter(None, map(_route_url, self._members.values()))),
+            routes=self._places(),
         )
 
 

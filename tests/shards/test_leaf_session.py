@@ -37,7 +37,7 @@ def a_session(cluster: Members, owner: Any, later: list[Any]) -> LeafSession:
     ("said", "waits"),
     [
         (b"'Loop detected for leafnode account=\"A\". Delaying attempt to reconnect for 30s'", True),
-        (b"'Authorization Violation'", True),
+        (b"'Authorization Violation'", False),  # an operator may mend that, at the hub
         (b"'remote leafnode has same cluster name'", True),
         (b"'Permissions Violation for Publish to \"a\"'", True),
         (b"'Duplicate Remote LeafNode Connection'", False),

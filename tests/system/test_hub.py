@@ -722,6 +722,38 @@ async def test_a_reload_gives_leaf_nodes_their_new_rights(start: Start, net: Net
     assert b"-ERR 'Permissions Violation for Publish to \"out.a\"'" in await leaf.rest()
 
 
+@pytest.mark.parametrize("kind", ["gnatswarm-1", "nats-server", "nats-server-2.15"])
+async def test_a_reload_without_rules_lets_a_connected_leaf_node_do_everything(
+    start: Start, net: Net, kind: str
+) -> None:
+    rules = ', permissions: {publish: {deny: "out.>"}, subscribe: {deny: "in.>"}}'
+    users = f"authorization {{ users [ {{user: l, password: p{rules}}}, {{user: u, password: p}} ] }}\n"
+    hub = start("gnatswarm-2", 'leafnodes { listen: "127.0.0.1:-1" }\n' + users)
+    leaf = start(kind, leaf_config(hub_port(hub), login="l:p"))
+    at_hub, at_leaf = await net.client(hub, user="u", **{"pass": "p"}), await net.client(leaf)
+    for client in (at_hub, at_leaf):
+        await subscribed(client, "out.* 1", "in.* 2")
+    for publisher, subscriber in ((at_hub, at_leaf), (at_leaf, at_hub)):
+        await know(publisher, subscriber)
+    await at_leaf.send("PUB out.no 0\r\n\r\n")
+    await at_hub.send("PUB in.no 0\r\n\r\n")
+    await know(at_hub, at_leaf)
+    await know(at_leaf, at_hub)
+    assert "out.no" not in {frame.subject for frame in at_hub.inbox}
+    assert "in.no" not in {frame.subject for frame in at_leaf.inbox}
+    assert hub.config is not None and hub.directory is not None
+    (hub.directory / "broker.conf").write_text(hub.config.replace(rules, ""))
+    hub.send_signal(signal.SIGHUP)
+    for publisher, subscriber, subject in ((at_leaf, at_hub, "out.yes"), (at_hub, at_leaf, "in.yes")):
+        if publisher is at_hub and kind != "gnatswarm-1":
+            await subscribed(at_leaf, "in.yes 3")  # a nats-server tells nothing again that it might not tell before
+        async with asyncio.timeout(20):
+            while subject not in {frame.subject for frame in subscriber.inbox}:
+                await publisher.send(f"PUB {subject} 0\r\n\r\n")
+                await publisher.flush()
+                await subscriber.flush()
+
+
 @pytest.mark.parametrize("first", [False, True], ids=["after INFO", "first"])
 async def test_leaf_nodes_come_encrypted(start: Start, net: Net, authority: Authority, first: bool) -> None:
     pair = authority.server()
