@@ -51,6 +51,7 @@ class Login:
     token: str = field(default="", repr=False)
     tls: ssl.SSLContext | None = None
     tls_first: bool = False  # the handshake comes before INFO
+    tls_hostname: str = "localhost"  # the name that the certificate is to have, where that is checked
 
 
 @dataclass(frozen=True)
@@ -255,6 +256,11 @@ class Capture:
         self._begin_close()
         self._thread.join(DEADLINE_S)
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed."""
+        return self._is_closed
+
     async def aclose(self) -> None:
         """The same, awaited."""
         self._begin_close()
@@ -397,10 +403,10 @@ class _Connection:
         try:
             self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if login.tls is not None and login.tls_first:
-                self._sock = login.tls.wrap_socket(self._sock, server_hostname="localhost")
+                self._sock = login.tls.wrap_socket(self._sock, server_hostname=login.tls_hostname)
             info = self._info()
             if login.tls is not None and not login.tls_first:
-                self._sock = login.tls.wrap_socket(self._sock, server_hostname="localhost")
+                self._sock = login.tls.wrap_socket(self._sock, server_hostname=login.tls_hostname)
             self._sock.sendall(_connect_line(login, info) + first_words)
         except BaseException:
             self.release()
@@ -501,7 +507,13 @@ class _Connection:
                 raise ConnectionResetError
             if self._sock.fileno() in ready:
                 break
-        data = self._sock.recv(_READ_BYTES)
+        self._sock.settimeout(0.0)  # what has come may be a TLS record without data, as a session ticket is
+        try:
+            data = self._sock.recv(_READ_BYTES)
+        except (BlockingIOError, ssl.SSLWantReadError):
+            return
+        finally:
+            self._sock.settimeout(DEADLINE_S)
         if not data:
             raise ConnectionResetError
         self._buffer += data

@@ -22,7 +22,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Coroutine, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -115,6 +115,7 @@ class Chaos:
         self._flowing = asyncio.Event()
         self._ending = asyncio.Event()
         self._open: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
 
@@ -308,9 +309,10 @@ class Chaos:
     async def _serve(self, ready: threading.Event) -> None:
         try:
             self._loop = asyncio.get_running_loop()
+            self._flowing, self._ending = asyncio.Event(), asyncio.Event()  # it may have run before
             if not self._is_stalled:
                 self._flowing.set()
-            server = await asyncio.start_server(self._connect, "127.0.0.1", 0)
+            server = await asyncio.start_server(lambda *streams: self._begin(self._connect(*streams)), "127.0.0.1", 0)
             self._port = server.sockets[0].getsockname()[1]
         except OSError as error:
             self._failure = error
@@ -320,10 +322,15 @@ class Chaos:
         await self._ending.wait()
         server.close()
         self._cut()
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _begin(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _note_stall(self) -> None:
         if self._is_stalled:
@@ -367,26 +374,29 @@ class Chaos:
                     if fault is not None and fault.kind == "drop":
                         continue
                     if fault is not None:
-                        self._loop.call_later(fault.seconds, self._write_late, writer, frame)
+                        self._begin(self._write_late(writer, frame, fault.seconds))
                         continue
                     await self._write(writer, frame)
 
     async def _write(self, writer: asyncio.StreamWriter, frame: bytes) -> None:
-        if self._is_stalled:
-            self._flowing.clear()
-        await self._flowing.wait()
-        if not self._bytes_per_s:
-            writer.write(frame)
-            await writer.drain()
-            return
-        # Bytes of one message stay together: a delayed one must not come in between.
-        await asyncio.sleep(min(len(frame) / self._bytes_per_s, 3600.0))
+        await self._may_flow()
+        if self._bytes_per_s:
+            # Bytes of one message stay together: a delayed one must not come in between.
+            await asyncio.sleep(min(len(frame) / self._bytes_per_s, 3600.0))
+            await self._may_flow()
         writer.write(frame)
         await writer.drain()
 
-    def _write_late(self, writer: asyncio.StreamWriter, frame: bytes) -> None:
+    async def _write_late(self, writer: asyncio.StreamWriter, frame: bytes, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        await self._may_flow()
         if not writer.is_closing():
             writer.write(frame)
+
+    async def _may_flow(self) -> None:
+        if self._is_stalled:
+            self._flowing.clear()
+        await self._flowing.wait()
 
     def _fault_of(self, subject: str, number: int, way: str, seen: dict[Fault, int]) -> Fault | None:
         for fault in self._rules:

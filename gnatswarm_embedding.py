@@ -23,6 +23,7 @@ import base64
 import concurrent.futures
 import contextlib
 import contextvars
+import dataclasses
 import os
 import socket
 import threading
@@ -228,7 +229,7 @@ class _Endpoint:
         elif login.user:
             found["user"], found["password"] = login.user, login.password
         if login.tls is not None:
-            found["tls"], found["tls_hostname"] = login.tls, "localhost"
+            found["tls"], found["tls_hostname"] = login.tls, login.tls_hostname
             if login.tls_first:
                 found["tls_handshake_first"] = True
         return found
@@ -249,7 +250,7 @@ class _Endpoint:
         """
         login = self._login(user, password, token, tls)
         capture = Capture(login, subject, queue=queue, published=self.published)
-        self._captures.append(capture)
+        self._captures = [*(one for one in self._captures if not one.is_closed), capture]
         return capture
 
     async def acapture(
@@ -305,7 +306,8 @@ class _Endpoint:
     def _settle_captures(self) -> None:
         """After a restart: wait until the captures are subscribed again. CaptureError."""
         for capture in self._captures:
-            capture.settle()
+            if not capture.is_closed:
+                capture.settle()
 
     def close_captures(self) -> None:
         """Close all captures; stop() does this too."""
@@ -665,14 +667,6 @@ class ExternalBroker(_Endpoint):
         host = self.host if ":" not in self.host else f"[{self.host.strip('[]')}]"
         return f"{'tls' if self._is_tls else 'nats'}://{host}:{self.port}"
 
-    @property
-    def connect_options(self) -> ConnectOptions:
-        """What `nats.connect(**broker.connect_options)` of nats-py needs, with the credentials of the URL."""
-        found = super().connect_options
-        if self._is_tls:
-            found["tls_hostname"] = self.host.strip("[]")
-        return found
-
     def start(self) -> Self:
         """Wait until it answers: up to 10 seconds the first time, as a container may just have been started."""
         until = time.monotonic() + self._deadline_s
@@ -743,4 +737,5 @@ class ExternalBroker(_Endpoint):
             import ssl
 
             tls = ssl.create_default_context()
-        return super()._login(user, password, token, tls)
+        login = super()._login(user, password, token, tls)
+        return dataclasses.replace(login, tls_hostname=login.host)

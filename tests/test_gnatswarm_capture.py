@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import nats
@@ -11,6 +13,8 @@ import pytest
 
 import gnatswarm
 from gnatswarm.capture import near_misses
+from tests.support.authority import Authority
+from tests.support.servers import KINDS, Broker
 
 
 @pytest.fixture(scope="module")
@@ -195,6 +199,37 @@ async def test_settling_goes_on_over_a_restart(broker):
             await flushed(client)
         await captured.asettle()
         assert captured.payloads == [b"x"]
+
+
+async def test_a_closed_one_is_nobody_s_business_any_more(broker):
+    async with gnatswarm.BrokerProcess(shards=2) as own:
+        async with await own.acapture("a"):
+            pass
+        kept = await own.acapture("b")
+        await own.akill_shard(1)
+        await own.arestart()
+        async with await nats.connect(own.url) as client:
+            await client.publish("b", b"x")
+            await flushed(client)
+        await kept.asettle()
+        assert kept.payloads == [b"x"]
+        assert own._captures == [kept]
+
+
+def test_of_a_server_elsewhere_the_certificate_has_the_name_of_its_url(tmp_path: Path):
+    """… and what TLS sends besides data stops nobody."""
+    authority = Authority(tmp_path)
+    pair = authority.server()
+    context = ssl.create_default_context(cafile=str(authority.path))
+    for kind in ("nats-server", "gnatswarm-1"):
+        config = f"tls {{ cert_file: '{pair.cert}', key_file: '{pair.key}' }}"
+        with Broker(KINDS[kind], config=config).start() as server:
+            external = gnatswarm.ExternalBroker(f"tls://127.0.0.1:{server.port}").start()
+            assert external.connect_options["tls_hostname"] == "127.0.0.1"
+            with external.capture("a", tls=context) as captured:
+                assert captured._login.tls_hostname == "127.0.0.1"
+                captured.settle(1.5)  # a nats-server's first PING comes after two seconds
+            external.stop()
 
 
 @pytest.mark.parametrize("subject", ["", "a b", "a\r\nPUB x 0"])

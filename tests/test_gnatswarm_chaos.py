@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
+import socket
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -106,6 +108,32 @@ async def test_connections_are_stalled_delayed_and_cut_and_others_are_not(broker
     with pytest.raises(ConnectionError):
         await connected(port)
     direct.close()
+
+
+async def test_what_is_delayed_waits_for_the_end_of_a_stall(broker: gnatswarm.Broker):
+    direct = await connected(broker.port)
+    with gnatswarm.Chaos(broker.url) as chaos:
+        client = await connected(int(chaos.url.rpartition(":")[2]))
+        await client.talk("SUB a.> 1\r\nPING\r\n", expect="PONG\r\n")
+        chaos.delay("a.late", 0.05)
+        await direct.talk("PUB a.late 1\r\n1\r\nPUB a.now 1\r\n2\r\nPING\r\n", expect="PONG\r\n")
+        assert [one.payload for one in await client.messages(1)] == [b"2"]
+        chaos.stall()
+        await asyncio.sleep(0.3)  # it is due meanwhile
+        assert client.take_arrived_messages(1) == []
+        chaos.go_on()
+        assert [one.payload for one in await client.messages(1)] == [b"1"]
+        client.close()
+    direct.close()
+
+
+def test_it_can_be_started_again_and_ends_without_a_word(broker: gnatswarm.Broker, capfd: pytest.CaptureFixture[str]):
+    chaos = gnatswarm.Chaos(broker.url)
+    for _ in range(3):
+        with chaos, socket.create_connection(("127.0.0.1", int(chaos.url.rpartition(":")[2]))) as sock:
+            assert sock.recv(5) == b"INFO "
+            chaos.stop()
+    assert "Exception" not in capfd.readouterr().err
 
 
 def test_mistakes_are_said(broker: gnatswarm.Broker):
