@@ -156,15 +156,16 @@ class Reader(StreamReader):
         if self._left:
             self._begin_piece(0)
             return False
-        is_at_end = yield from super().at_eof()
-        if is_at_end:
-            return True
         buffer = self.buffer
-        yield from self._have(2)
+        while len(buffer) < 2 and not self.eof:
+            yield
+        if not buffer:
+            return True
         if len(buffer) < 2 or buffer[1] & LONG != LONG or buffer[0] & (COMPRESSED | CONTROL):
             return False
         size = LONG_HEADER_BYTES + (MASK_BYTES if buffer[1] & MASKED else 0)
-        yield from self._have(size)
+        while len(buffer) < size and not self.eof:
+            yield
         left = int.from_bytes(buffer[2:LONG_HEADER_BYTES], "big")
         if len(buffer) >= size and left > self._piece_bytes:
             self._large = bytes(buffer[:2] + buffer[LONG_HEADER_BYTES:size])
@@ -178,11 +179,6 @@ class Reader(StreamReader):
         self._left = 0
         super().discard()
 
-    def _have(self, n: int) -> Generator[None, None, None]:
-        """Wait for so many bytes, or the end."""
-        while len(self.buffer) < n and not self.eof:
-            yield
-
     def _begin_piece(self, first: int) -> None:
         """The header of the large frame's next fragment, whose first byte is this if more follow."""
         piece = min(self._left, self._piece_bytes)
@@ -190,12 +186,16 @@ class Reader(StreamReader):
         self.buffer[:0] = self._header(first | (0 if self._left else self._large[0] & FINAL), piece)
 
     def _header(self, first: int, size: int) -> bytes:
+        """With eight bytes of length, whatever it is."""
         return bytes((first, self._large[1])) + size.to_bytes(8, "big") + self._large[2:]
 
     def unfinished(self) -> bytes:
-        """What has come of the frame that is not complete, less what was passed on; for another reader."""
+        """What has come of the frame that is not complete, less what was passed on; for another reader.
+
+        While `_left` is not 0 a fragment has begun, and its header is read: it was put in front of the buffer whole.
+        """
         header = self.header
-        if self._left:  # a fragment has begun: what is left of the frame, as one
+        if self._left:  # what is left of the frame, as one
             size = int.from_bytes(header[2:LONG_HEADER_BYTES], "big") + self._left
             header = self._header(header[0] | self._large[0] & FINAL, size)
         return header + bytes(self.buffer)
