@@ -609,7 +609,7 @@ async def test_why_a_connection_was_closed_is_said_in_the_same_words(start_broke
     assert sorted(row["reason"] for row in found["connections"]) == sorted(reason for _, reason in endings.values())
 
 
-@pytest.mark.kinds("gnatswarm-1", "gnatswarm-4", "nats-server", "nats-server-2.15")
+@pytest.mark.kinds("gnatswarm-1", "gnatswarm-2", "nats-server", "nats-server-2.15")
 async def test_the_total_is_of_the_account_that_is_asked_for(start_broker, cluster_of):
     users = "accounts { A { users: [ {user: a, password: a} ] }, B { users: [ {user: b, password: b} ] } }"
     broker = start_broker(config=users, args=["-m", "-1"])
