@@ -25,6 +25,7 @@ import contextlib
 import inspect
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -89,6 +90,9 @@ def _keep_files_in_memory() -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A shell ignores it for what it starts in the background, and so would all that tests start, and send ^C to.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if "TMPDIR" not in os.environ:  # workers have it from who started them
         _keep_files_in_memory()
     config.stash[_began_s] = time.monotonic()

@@ -16,6 +16,7 @@ import errno
 import logging
 import os
 import re
+import select
 import stat
 import time
 
@@ -380,11 +381,12 @@ def _outlet_for(path: str) -> Outlet:
 
 
 def _to_standard_error(line: str) -> None:
+    """Of a process that has no log, or cannot write it. Who does not read within a second is not told."""
+    poller = select.poll()
+    poller.register(2, select.POLLOUT)
     with contextlib.suppress(OSError):  # nobody can be told
-        outlet = Outlet(2)
-        outlet.write(line.encode("utf-8", "backslashreplace"))
-        outlet.flush()
-        outlet.retire()
+        if poller.poll(1000):
+            os.write(2, line.encode("utf-8", "backslashreplace"))
 
 
 _BACKUP_SUFFIX = r"\.\d{4}(\.\d\d){5}\.\d{9}"
