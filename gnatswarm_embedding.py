@@ -250,7 +250,10 @@ class _Endpoint:
         """
         login = self._login(user, password, token, tls)
         capture = Capture(login, subject, queue=queue, published=self.published)
-        self._captures = [*(one for one in self._captures if not one.is_closed), capture]
+        for closed in [one for one in self._captures if one.is_closed]:
+            with contextlib.suppress(ValueError):  # another thread was first
+                self._captures.remove(closed)
+        self._captures.append(capture)
         return capture
 
     async def acapture(

@@ -177,7 +177,9 @@ cdef class Exchange(Onward):
     # Tells it the interest here, and sends it messages from now on.
     # `pongs_due`: see ServerFence.begin().
     cdef int begin(self, int slot, list pongs_due) except -1
+    # The sublists whose messages pass there.
     cdef list accounts_of(self, int slot)
+    # Tells it all that it may be told, also what it knows.
     cdef int tell_interest(self, int slot) except -1
     cdef int part(self, int slot) except -1
 

@@ -106,7 +106,7 @@ class Worker:
         self._leaves_at_s = 0.0  # by the loop's clock; 0: was not told to leave
         self._generation = 0  # of the options
         self._boot: control.Boot | None = None
-        self._logging: Logging | None = None
+        self._logging: Logging | None = None  # as the log is configured; None: it is not
         self._handoff: socket.socket | None = None
         self._say_full_at_s = 0.0
         self._departure: Departure | None = None
@@ -511,8 +511,8 @@ class Worker:
     def _configure_logs(self, options: Logging) -> None:
         assert self._boot is not None
         if options != self._logging:
-            self._logging = options
             logs.configure(options, process_label=_label(self._boot))
+            self._logging = options
 
     def _reload(self, options: Options) -> None:
         assert self._boot is not None

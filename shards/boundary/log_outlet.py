@@ -12,13 +12,13 @@ import contextlib
 import os
 import select
 import stat
+import threading
 import time
 
 # Type checkers know this name; importing `typing` would take time.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
-    import threading
 
 MSG_DONTWAIT = 0x40  # of socket(7); the module is imported where there is one
 
@@ -40,7 +40,7 @@ class Outlet:
         self._lost_lines = 0  # by the thread
         self._is_writing = False  # the thread is
         self._is_retired = False
-        self._changed: threading.Condition | None = None  # None: there is no thread yet
+        self._changed = threading.Condition(threading.Lock())
         self._has_thread = False
         kind = os.fstat(fd).st_mode
         self._is_read = stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind) or os.isatty(fd)  # and may block
@@ -58,12 +58,6 @@ class Outlet:
         if not self._is_read:
             self._write_all(data)
             return True
-        if self._changed is None:
-            data = data[self._put(data) :]
-            if not data:
-                return True
-            self._begin_to_wait()
-        assert self._changed is not None
         with self._changed:
             if not self._waiting and not self._is_writing:
                 data = data[self._put(data) :]
@@ -79,8 +73,6 @@ class Outlet:
     def flush(self) -> None:
         """Wait for who reads what is left: at the end of the process."""
         give_up_s = time.monotonic() + LAST_LINES_S
-        if self._changed is None:
-            return
         with self._changed:
             left = -1
             while (self._waiting or self._is_writing) and left != len(self._waiting) and time.monotonic() < give_up_s:
@@ -88,11 +80,10 @@ class Outlet:
                 self._changed.wait(LAST_ROOM_S)
 
     def retire(self) -> None:
-        """Nothing more comes. What waits is still written, whenever it is read."""
-        if self._changed is None:
-            self._close()
-            return
+        """Nothing more comes. What waits is still written, whenever it is read. A second call does nothing."""
         with self._changed:
+            if self._is_retired:
+                return
             self._is_retired = True
             self._changed.notify_all()
             if not self._has_thread:
@@ -116,28 +107,19 @@ class Outlet:
         while data:
             data = data[os.write(self.fd, data) :]
 
-    def _begin_to_wait(self) -> None:
-        import threading
-
-        self._changed = threading.Condition(threading.Lock())
-
     def _start_thread(self) -> None:
         if not self._has_thread:
-            import threading
-
             with contextlib.suppress(RuntimeError):  # there may be no more: the next line tries again
                 threading.Thread(target=self._keep_writing, name="log", daemon=True).start()
                 self._has_thread = True
 
     def _keep_writing(self) -> None:
-        changed = self._changed
-        assert changed is not None
         while True:
-            with changed:
+            with self._changed:
                 self._is_writing = False
-                changed.notify_all()
+                self._changed.notify_all()
                 while not self._waiting and not self._is_retired:
-                    changed.wait()
+                    self._changed.wait()
                 if not self._waiting:
                     self._close()
                     return

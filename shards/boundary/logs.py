@@ -1,8 +1,9 @@
 """Log lines in nats-server's format; router and shards write to the same file.
 
 Scripts that grep a nats-server's log expect `[pid] 2026/11/20 09:38:49.123456 [INF] text`. Each record is one line and
-one write() to a descriptor opened with O_APPEND, so that lines of several processes never mix. It is a handler of the
-standard `logging`: other modules use `logging.getLogger("gnatswarm.…")` and know nothing of files.
+one write() to a file opened with O_APPEND, so that lines of several processes never mix; in a pipe, only those of more
+than 4 KiB do. `log_outlet` writes. It is a handler of the standard `logging`: other modules use
+`logging.getLogger("gnatswarm.…")` and know nothing of files.
 
 Invariants: logging never raises and never stops the broker (a full disk gives one line on standard error, then nothing
 until writing works again; nobody is waited for who does not read a pipe); passwords, tokens and signatures do not
@@ -167,7 +168,6 @@ class LineHandler(logging.Handler):
         self._cannot_rename = False
         self.mutes_debug = options.trace and not options.debug  # see _level
         self.outlet = outlet if outlet is not None else _outlet_for(self._path)
-        self._is_passed_on = False  # or retired
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write the record, or count it as lost; never raises."""
@@ -202,15 +202,10 @@ class LineHandler(logging.Handler):
         self.outlet.flush()
 
     def close(self) -> None:
-        """Write no more. What waits is still written, whenever it is read."""
-        if not self._is_passed_on:
+        """Write no more. What waits is still written, if need be by the handler that has the outlet now."""
+        if not any(one.outlet is self.outlet for one in _handlers()):
             self.outlet.retire()
-            self._is_passed_on = True
         super().close()
-
-    def pass_on(self, to: logging.Handler) -> None:
-        """Leave the outlet, with what waits, to that handler if it has it, too."""
-        self._is_passed_on = isinstance(to, LineHandler) and to.outlet is self.outlet
 
     def outlet_for(self, options: Logging) -> Outlet | None:
         """The outlet, if a handler with these options writes to the same place: to standard error."""
@@ -315,8 +310,6 @@ def configure(options: Logging, *, process_label: str, pid: int = 0) -> None:
     root.setLevel(_level(options.debug, options.trace))
     for previous in old:
         root.removeHandler(previous)
-        if isinstance(previous, LineHandler):
-            previous.pass_on(handler)
         previous.close()
 
 

@@ -45,6 +45,8 @@ class Mover(Protocol):
 class Departure:
     """One departure; `on_done` is called once, when every client is gone.
 
+    Clients are closed over `spread_s`; in lame duck mode, without a `mover`, few of them within a second of each other.
+
     With a `mover`, clients move to other shards. At first only those with TLS, which cannot, are told to leave; the
     others when MOVING_PART of the grace has passed. While `is_awaited()`, others still need this shard: clients are on
     their way to it or from it, or replies to clients that have moved come through it, which it hands over as soon as

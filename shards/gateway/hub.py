@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("gnatswarm.gateway")
 
-# A WebSocket frame may hold more than one message, and what is over max_payload is to be answered.
+# A compressed WebSocket frame may hold more than one message, and what is over max_payload is to be answered.
 FRAME_ROOM_BYTES = 1024 * 1024
 # The type of its connection, as in a user's `allowed_connection_types`.
 LEAFNODE = "LEAFNODE"

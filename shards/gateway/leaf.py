@@ -41,6 +41,11 @@ ANSWER_SHARE = 0.9
 _WAIT_LONG = ("loop detected", "same cluster name", "permissions violation")
 
 
+def _limiting(allow: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    """None where everything is allowed, so that no message is looked at."""
+    return None if allow == (">",) else allow
+
+
 class LeafOwner(ConnectionOwner, Protocol):
     """Who dialled."""
 
@@ -201,9 +206,9 @@ class LeafSession(LeafConnection):
         """In its INFO, `export` is what a leaf may publish. ValueError, OverflowError."""
         exports, imports = info.exports or words.Rules(), info.imports or words.Rules()
         rules = PermissionOptions(
-            publish_allow=exports.allow,
+            publish_allow=_limiting(exports.allow),
             publish_deny=(*(exports.deny or ()), *self.remote.deny_exports),
-            subscribe_allow=imports.allow,
+            subscribe_allow=_limiting(imports.allow),
             subscribe_deny=(*(imports.deny or ()), *self.remote.deny_imports),
         )
         self.link.set_permissions(Permissions(rules) if rules != PermissionOptions() else None)

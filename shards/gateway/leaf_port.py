@@ -42,7 +42,7 @@ logger = logging.getLogger("gnatswarm.gateway")
 _EVERY_ADDRESS = ("", "0.0.0.0", "::")
 # Leaf nodes that have not logged in, of one port: each holds a descriptor for two seconds at most.
 MOST_WAITING = 256
-# A WebSocket frame of a leaf node that has not logged in: CONNECT with a JWT, and the interest behind it.
+# A compressed WebSocket frame of a leaf node that has not logged in: CONNECT with a JWT, and the interest behind it.
 MOST_FIRST_FRAME_BYTES = 1024 * 1024
 
 

@@ -226,7 +226,7 @@ class Routes:
         return list(self._sessions)
 
     def stop_dialling(self) -> None:
-        """Make no connection any more; present ones stay."""
+        """Make no connection any more, and tell the router nothing more; present ones stay."""
         self._is_closed = True
         self._teller.close()  # the next gateway dials who was there, and clients need not hear that they were gone
         for key, dialled in list(self._dialled.items()):
@@ -588,10 +588,11 @@ class Routes:
         """Tell the other members of this one, so that they dial it."""
         info = newcomer.info
         assert info is not None
-        if not _route_url(newcomer) or len(self._members) < 2:
+        url = _route_url(newcomer)
+        if not url or len(self._members) < 2:
             return
         told = {key: value for key, value in newcomer.raw_info.items() if key != "nonce"}
-        told["ip"] = _route_url(newcomer)
+        told["ip"] = url
         line = words.line(b"INFO", told)
         for server_id, session in self._members.items():
             if server_id != info.server_id:
@@ -623,7 +624,7 @@ class Routes:
             self._leaf_urls = urls
             self.on_leaf_urls(urls)
 
-    def _places(self) -> list[str]:
+    def _route_addresses(self) -> list[str]:
         """Where the members take routes, for the next gateway. At first also those that this one was told of."""
         addresses = {_dialable(_route_url(session)) for session in self._members.values()}
         known = [] if self._is_settled else self._known_routes
@@ -647,7 +648,7 @@ class Routes:
             websocket_urls=sorted(set(websockets) - set(own[1])),
             members=len(self._members),
             is_settled=self._is_settled,
-            routes=self._places(),
+            routes=self._route_addresses(),
         )
 
 

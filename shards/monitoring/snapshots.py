@@ -179,16 +179,15 @@ class Snapshots:
         part = rows.ConnectionsPart(total, [], counted_us=time.time_ns() // 1000)
         if query.state != "closed":
             passing = self._clients.passing
-            wanted = query.account
             part.left = [
-                one
-                for one in passing.left
-                if (not query.cids or one[1].cid in query.cids) and (not wanted or one[1].account == wanted)
+                (shard, row)
+                for shard, row in passing.left
+                if (not query.cids or row.cid in query.cids) and _is_of_account(row, query)
             ]
             part.came = [
-                one
-                for one in passing.came
-                if (session := self._clients.open.get(one[0])) is not None and (not wanted or session.account == wanted)
+                (cid, shard)
+                for cid, shard in passing.came
+                if (session := self._clients.open.get(cid)) is not None and _is_of_account(session, query)
             ]
             part.coming = [cid for cid in query.cids if self._clients.is_expected(cid)]
         listed = waiting = 0
@@ -228,7 +227,7 @@ class Snapshots:
         total = 0
         for found in map(list, asked):
             for at in range(0, len(found), RUN_ROWS):
-                total += sum(one.account == query.account for one in found[at : at + RUN_ROWS])
+                total += sum(_is_of_account(one, query) for one in found[at : at + RUN_ROWS])
                 await pace()
         return total
 
@@ -542,6 +541,10 @@ async def _subscription_steps(
         if not at:
             return
         await pace()
+
+
+def _is_of_account(one: ClientSession | ConnectionRow, query: rows.ConnectionsQuery) -> bool:
+    return not query.account or one.account == query.account
 
 
 async def _with_subscriptions(

@@ -29,7 +29,8 @@ def _root_as_it_was() -> Iterator[None]:
     root = logging.getLogger(logs.ROOT)
     before = root.level, root.propagate, list(root.handlers), logging.raiseExceptions
     yield
-    for handler in root.handlers:
+    ours, root.handlers = root.handlers, []
+    for handler in ours:
         handler.close()
     root.level, root.propagate, root.handlers, logging.raiseExceptions = before
     root.setLevel(before[0])  # empties the cache of enabled levels
