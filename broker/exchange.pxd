@@ -55,6 +55,9 @@ cdef class Exchange(Onward):
     cdef Fanout fanout
     cdef MeshFence siblings_fence        # None: a PING of a route is answered at once
     cdef readonly ServerFence fence
+    cdef object rest                     # see rest_with()
+    cdef size_t much_told_bytes          # in one read of a server's: little of it is read at a time from there on, …
+    cdef size_t bytes_without_rest       # … and after so many it rests, too
     cdef readonly uint64_t outside       # slots of other servers
     cdef readonly uint64_t told          # … of those that have been told the interest here: they get messages
     cdef bint is_withdrawn               # siblings are not told of other servers any more: see withdraw()

@@ -62,6 +62,9 @@ cdef enum:
     SENT_BACK_ABOUT = 16
     SHORT_ID_BYTES = 12          # of a server's id: 55 bits by chance
     MOST_BEEN_BYTES = 1024       # of the names in a QMSG: more servers than can be connected here
+    # Interest in one read of a server, some 100 lines, and how much is read without rests: 10,000 to 25,000 lines.
+    MUCH_TOLD_BYTES = 4096
+    BYTES_WITHOUT_REST = 524288
 
 
 cdef bytes origin_of(PeerKind kind, str cluster):
@@ -228,6 +231,7 @@ cdef class Exchange(Onward):
         self.unasked = {}
         self.fanout.onward = self
         mesh.hears_remote = True
+        self.much_told_bytes = MUCH_TOLD_BYTES
 
     def loop_subject(self, bytes account not None) -> bytes:
         """A subject that this broker alone has, in this account: who hears of it from elsewhere is in a loop."""
@@ -1170,6 +1174,15 @@ cdef class Exchange(Onward):
             call()
         else:
             self.siblings_fence.fence_batch(known)
+
+    def rest_with(self, rest not None, size_t much_told_bytes=MUCH_TOLD_BYTES,
+                  size_t bytes_without_rest=BYTES_WITHOUT_REST):
+        """Have `rest` called with each ServerLink that tells much interest, after each piece that it has told; it is
+        not read until its has_rested(). Much is what has more than much_told_bytes of it in one read; the first
+        bytes_without_rest are read without."""
+        self.rest = rest
+        self.much_told_bytes = much_told_bytes
+        self.bytes_without_rest = bytes_without_rest
 
     def set_own_id(self, str server_id not None):
         """The id of this broker, as other servers know it."""

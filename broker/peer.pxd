@@ -18,6 +18,7 @@ cdef enum Hold:
     HOLD_MOVE = 16     # client: it moves to another shard. Link: a new sibling waits for the end of a move
     HOLD_RATE = 32     # its user or account has published as much as it may
     HOLD_REPLY = 64    # it has replied to a request that another shard is about to hand over to this one
+    HOLD_REST = 128    # another server that tells much interest: clients are served first
 
 
 cdef class Peer:

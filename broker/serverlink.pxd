@@ -54,8 +54,8 @@ cdef class ServerLink(Peer):
     cdef readonly uint64_t in_lines      # operations so far
     cdef uint64_t due_bytes              # write_timeout: close: it has to have taken so many (of out.taken_bytes) …
     cdef uint64_t due_since_us           # … within the write deadline from here on
-    cdef uint32_t told                   # interest in the last read
-    cdef bint tells_much                 # … there was much, and has been some since: little is read at a time
+    cdef size_t told_bytes               # of interest in the last read
+    cdef size_t much_told                # … since a read had much, while all have mostly that; 0: not now
 
     cdef Py_ssize_t operate(self, const uint8_t *data, size_t size, Blob *whole) except -1
     cdef Py_ssize_t message(self, const uint8_t *data, size_t size, ServerOp *op, Blob *whole) except -1
@@ -71,6 +71,8 @@ cdef class ServerLink(Peer):
     cdef uint64_t send_to_formers(self, Sublist sublist, Token subject, Publish *message, Token *queues, int n,
                                   uint64_t orphans) except? 0xFFFFFFFFFFFFFFFF
     cdef void hold(self) noexcept
+    cdef int slow_down(self, size_t size) except -1
+    cdef bint may_rest(self) noexcept
     cdef int interest(self, ServerOp *op, bint wanted) except -1
     cdef uint32_t weighed(self, Sublist sublist, ServerOp *op) noexcept
     cdef int add_up(self, Sublist sublist, ServerOp *op, bint wanted) except -1

@@ -15,7 +15,7 @@ from gnatswarm.broker.outbuf cimport (
     CLOSE_CLIENT_CLOSED, CLOSE_MAXIMUM_PAYLOAD_EXCEEDED, CLOSE_NONE, CLOSE_PARSE_ERROR, CLOSE_PROTOCOL_VIOLATION,
     iovec, out_append, out_call, out_init, out_pending, out_release)
 from gnatswarm.broker.parser cimport Token
-from gnatswarm.broker.peer cimport HOLD_STALL
+from gnatswarm.broker.peer cimport HOLD_REST, HOLD_STALL
 from gnatswarm.broker.repeat cimport repeat_remember, repeat_run
 from gnatswarm.broker.reroutes cimport CAME_IN, REFUSED
 from gnatswarm.broker.serverwire cimport (
@@ -32,10 +32,11 @@ cdef enum:
     # shards, and wait a tenth of a second at a time: with the mark of a link, a hub got a third of what it can take.
     SERVER_STALL_BYTES = 33554432
     MOST_MEMBERS = 999_999_999   # of a group
-    # Of a server that tells much interest (so many in one read) so many bytes are read at a time, until a read has
-    # none: what passes to and from others does not wait for the milliseconds that a whole read of interest takes.
-    MUCH_TOLD = 128
+    # Of a server that tells much interest so many bytes are read at a time, until a read is mostly something else: what
+    # passes to and from others does not wait for the milliseconds that a whole read of interest takes. Where it rests
+    # in between, clients of the shards do not either: a million keeps those busy for half a second.
     TOLD_BYTES = 16384
+    TOLD_BYTES_BETWEEN_RESTS = 1024
 
 
 cdef int distinct(Token *queues, int n) except -1:
@@ -94,8 +95,9 @@ cdef class ServerLink(Peer):
         return True
 
     cdef int read_parts(self, uint8_t *shared, size_t room, iovec *parts) noexcept:
-        if unlikely(self.tells_much):
-            room = min(room, self.partial_size + TOLD_BYTES)
+        if unlikely(self.much_told != 0):
+            room = min(room, self.partial_size + (
+                TOLD_BYTES_BETWEEN_RESTS if self.may_rest() else TOLD_BYTES))
         return Peer.read_parts(self, shared, room, parts)
 
     cdef Py_ssize_t consume(self, const uint8_t *data, size_t size, Blob *whole) except -1:
@@ -107,7 +109,7 @@ cdef class ServerLink(Peer):
         cdef Py_ssize_t done
         self.active_us = self.out.box.now_us
         self.exchange.origin = self.origin
-        self.told = 0
+        self.told_bytes = 0
         while p < end:
             if self.sublist is not None:
                 n = repeat_run(&self.repeat, self.sublist, p, end, ORIGIN_SIBLING, &message)
@@ -131,11 +133,23 @@ cdef class ServerLink(Peer):
             if unlikely(self.holds or self.is_closing):
                 break
         self.exchange.origin = b""
-        if unlikely(self.told > MUCH_TOLD):
-            self.tells_much = True
-        elif self.told == 0:
-            self.tells_much = False
+        if unlikely(self.told_bytes > self.exchange.much_told_bytes or self.much_told != 0):
+            self.slow_down(p - data)
         return p - data
+
+    cdef int slow_down(self, size_t size) except -1:
+        """Of the last `size` bytes much is interest, or was so of those before."""
+        if 2 * self.told_bytes < size:
+            self.much_told = 0
+            return 0
+        self.much_told += self.told_bytes
+        if self.told_bytes and self.may_rest() and not self.is_closing:
+            self.holds |= HOLD_REST
+            self.exchange.rest(self)
+        return 0
+
+    cdef bint may_rest(self) noexcept:
+        return self.exchange.rest is not None and self.much_told > self.exchange.bytes_without_rest
 
     cdef Py_ssize_t operate(self, const uint8_t *data, size_t size, Blob *whole) except -1:
         cdef Token tokens[MOST_SERVER_QUEUES + 9]
@@ -217,7 +231,7 @@ cdef class ServerLink(Peer):
         cdef const uint8_t *at = op.subject.at
         cdef size_t size = op.subject.size
         cdef const Node *node
-        self.told += 1
+        self.told_bytes += op.line_size
         if sublist is None:
             self.session.on_unknown_account(op.account.at[:op.account.size])
             return 0
@@ -572,6 +586,10 @@ cdef class ServerLink(Peer):
             self.slot = -1
         out_release(&self.out)
         self.forget_input()
+
+    def has_rested(self):
+        """Read on, after Exchange.rest_with()'s call."""
+        self.release(HOLD_REST)
 
     def ping(self):
         """Send PING; the session is told of its PONG."""

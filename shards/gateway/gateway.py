@@ -20,6 +20,7 @@ from gnatswarm.shards.gateway.leaf_connection import LOOP_LOOK_S
 from gnatswarm.shards.gateway.leaf_port import LeafPort
 from gnatswarm.shards.gateway.leaving import Leaving
 from gnatswarm.shards.gateway.remote import Remote
+from gnatswarm.shards.gateway.rests import Rests
 from gnatswarm.shards.gateway.routes import Routes
 from gnatswarm.shards.gateway.server_events import ServerEvents
 from gnatswarm.shards.gateway.server_waits import ServerWaits
@@ -72,6 +73,7 @@ class Gateway:
         self._events = ServerEvents(loop, tell, self._server, next_event_number)
         self.exchange = Exchange(mesh, fence)
         self.exchange.set_own_id(server_id)
+        self.exchange.rest_with(Rests(reactor).rest)
         self._mesh = mesh
         self._configure_accounts()
         self._routes: Routes | None = None

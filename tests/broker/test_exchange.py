@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from random import Random
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import pytest
 
@@ -14,6 +14,9 @@ from gnatswarm.shards.boundary.control import GATEWAY_NUMBER
 from tests.support.engine import QUIET
 from tests.support.members import Members, RouteEnd
 from tests.support.mesh import Mesh
+
+if TYPE_CHECKING:
+    from gnatswarm.broker.exchange import Resting
 
 
 @pytest.mark.parametrize("knows", [True, False], ids=["gnatswarm", "nats-server"])
@@ -651,6 +654,48 @@ def test_a_server_hears_when_answers_are_wanted_no_more(kind: Literal["leaf", "r
     says(2, b"RDROP _R_.01AAAAAAAA.\r\n")
     assert told() == [line(b"S-", 1)]
     end.link.leave()
+
+
+def test_a_server_that_tells_much_interest_rests_between_short_pieces_until_it_has_told_it():
+    """Clients here are served meanwhile; what comes behind it, is there in its order."""
+    cluster = Members(1, fenced=False)
+    subscriber, publisher, *_ = cluster.members[0].clients
+    subscriber.feed(b"SUB a 1\r\n")
+    resting: list[Resting] = []
+    cluster.members[0].exchange.rest_with(resting.append, 4_096, 100_000)
+    end = server(cluster, "route")
+    feed, socket = end.engine.probe.feed, end.socket
+    told = b"".join(b"RS+ $G told.%06d\r\n" % number for number in range(20_000))
+    message = b"RMSG $G a 1\r\nx\r\n"
+
+    feed(socket, b"".join(b"RS+ $G few.%03d\r\n" % number for number in range(100)))
+    assert not resting and not socket.is_held
+    feed(socket, told[:60_000])
+    assert not resting and not socket.is_held
+    feed(socket, told[60_000:120_000])
+    assert resting == [end.link] and socket.is_held
+    feed(socket, told[120_000:] + message * 2)
+    rests = 1
+    while resting:
+        resting.pop().has_rested()
+        end.engine.probe.finish()
+        assert socket.largest_read <= 1_100
+        rests += 1
+    assert 300_000 // 1_100 < rests < 400
+    cluster.settle()
+    assert subscriber.messages() == [(b"1", b"x")] * 2
+    publisher.feed(b"PUB told.019999 1\r\ny\r\n")
+    cluster.settle()
+    assert bytes(socket.sent).endswith(b"RMSG $G told.019999 1\r\ny\r\n")
+    feed(socket, message * 5_000)
+    assert not socket.is_held and socket.largest_read > 50_000
+
+    feed(socket, told)  # (again, and it ends meanwhile)
+    assert resting and socket.is_held
+    end.link.leave()
+    resting.pop().has_rested()
+    end.engine.probe.finish()
+    cluster.close()
 
 
 def test_a_gateway_that_withdraws_sends_on_what_is_on_its_way_and_then_gets_nothing():

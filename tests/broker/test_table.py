@@ -9,8 +9,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from gnatswarm.broker.table import TableProbe
 
-# Few low bits, so that keys crowd in the same slots and shifting back has work; few high ones, so that tags are equal.
-hashes = st.sampled_from([0, 1, 2, 3, 5, 7, 0x10001, 0x10003, 0xFFFF0003, 0xFFFFFFFF, 0x80000000])
+# Few low bits, so that keys crowd in the same slots and shifting back has work. Of some the 20 that a slot holds are
+# the same, of others only the 16 above its pointer.
+hashes = st.sampled_from([0, 1, 2, 3, 5, 7, 0x10001, 0x10003, 0xFFFF0003, 0xFFFFFFFF, 0x80000000, 0x100003])
 keys = st.binary(max_size=2)
 
 
@@ -62,6 +63,20 @@ def test_a_table_grows_by_doubling_and_keeps_every_item():
         table.insert(b"%d" % i, i * 2654435761 & 0xFFFFFFFF, i)
     assert table.slots == 16_384
     assert all(table.find(b"%d" % i, i * 2654435761 & 0xFFFFFFFF) == i for i in range(10_000))
+
+
+def test_a_table_whose_slots_hold_too_little_of_a_hash_asks_the_items():
+    items = 790_000  # more than three quarters of a million slots
+    table = TableProbe()
+    hashed = [i * 2654435761 & 0xFFFFFFFF for i in range(items)]
+    for i in range(items):
+        table.insert(b"%d" % i, hashed[i], i)
+    assert table.slots == 1 << 21
+    assert all(table.find(b"%d" % i, hashed[i]) == i for i in range(0, items, 7))
+    for i in range(0, items, 7):
+        table.remove(b"%d" % i, hashed[i])
+    found = [table.find(b"%d" % i, hashed[i]) for i in range(70_000)]
+    assert found == [i if i % 7 else None for i in range(70_000)]
 
 
 def test_keys_of_one_hash_are_told_apart():

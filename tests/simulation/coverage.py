@@ -78,6 +78,7 @@ SITUATIONS = {
     "a PONG waits for other members": "fence of servers",
     "… and says that they know": "PONG that other servers know of",
     "another member answers late": "server is late",
+    "a server that tells interest rests": "rest behind interest",
     "connection to another server ended": "connection to a server ended",
     "gateway killed, and back": "gateway died",
     "router died, and another one took over": "router death",

@@ -111,11 +111,13 @@ ROUTERS = (
     "hop carry router carry pub bring adopt tell hop bring",
 )
 SHARE_WITH_ROUTERS = 0.3
-# Other servers are connected: drawn apart, of worlds with one account; in half of these with `fence: cluster`.
+# Other servers are connected: drawn apart, of worlds with one account; in half of these with `fence: cluster`, in
+# half with rests of those that tell interest.
 SHARE_WITH_SERVERS = 0.35
+SHARE_WITH_RESTS = 0.5
 SERVERS = {"there": 10, "over": 10, "dial": 2, "hang": 1, "fell": 1, "settle": 2, "ping": 2, "pub": 2, "request": 1}
 SERVER_STEPS = "dial", "hang", "fell", "over", "there"
-SERVER_FEATURES = "servers", "fenced"
+SERVER_FEATURES = "servers", "fenced", "rests"
 # With `fence: cluster`: one server hears of everything before the others do.
 FENCED_PATTERNS = (
     "settle sub 1 ping 1 carry carry over 2 over 2 over 2 carry over 2 carry over 2 carry carry",
@@ -322,7 +324,9 @@ def with_servers(seed: int, schedule: Schedule) -> Schedule:
     rng = random.Random(f"servers {seed}")
     if rng.random() >= SHARE_WITH_SERVERS:
         return schedule
-    features = SERVER_FEATURES if rng.random() < 0.5 else SERVER_FEATURES[:1]
+    features = ["servers", "fenced"] if rng.random() < 0.5 else ["servers"]
+    if random.Random(f"rests {seed}").random() < SHARE_WITH_RESTS:
+        features.append("rests")
     steps = list(schedule.steps)
     weights = dict(SERVERS)
     for fault in ("hang", "fell"):

@@ -20,6 +20,7 @@ from tests.simulation.history import NEVER, Message, Subscription
 from tests.simulation.tenants import matches
 
 if TYPE_CHECKING:
+    from gnatswarm.broker.exchange import Resting
     from tests.simulation.swarm import Process, Swarm
 
 OWN_ID = "NOURBROKER00"  # twelve letters, as QMSG has of each server's id
@@ -28,6 +29,7 @@ KINDS = ("route", "route", "leaf", "leaf")
 FENCE_TIMEOUT_S = 0.5
 LATE_PONG_US = 2_000_000
 LOOP_SUBJECT = b"$LDS."
+SHARE_RESTED = 0.4  # of steps that carry bytes: before them, all go on that rest
 # What members say in INFO about leaf nodes' clusters: nothing, that a message may be of one (nats-server 2.9), that
 # interest is told apart as well (2.10.23 and newer, gnatswarm).
 NO_LNOC, LNOC, LNOCU = "", "lnoc", "lnocu"
@@ -36,16 +38,30 @@ NO_LNOC, LNOC, LNOCU = "", "lnoc", "lnocu"
 class Gateway:
     """What one process has beside its links, as shards.gateway has."""
 
-    def __init__(self, process: Process, *, is_fenced: bool) -> None:
+    def __init__(self, process: Process, *, is_fenced: bool, rests: bool) -> None:
         probe = process.engine.probe
         assert isinstance(probe.fence, MeshFence) and probe.mesh is not None
         self.process = process
         self.exchange = Exchange(probe.mesh, probe.fence)
         self.exchange.set_own_id(OWN_ID)
         self.exchange.fence.is_on = is_fenced
+        self._resting: list[Resting] = []
+        if rests:
+            self.exchange.rest_with(self._rest, 0, 0)
         self.exchange.fence.on_wait = self._on_wait
         self.late_until_us = 0  # PONGs that waited for a server that was late are on their way until then
         self._is_looking = False
+
+    def _rest(self, link: Resting) -> None:
+        self.process.swarm.seen["rest behind interest"] += 1
+        self._resting.append(link)
+
+    def end_rests(self) -> int:
+        """Read on from all that rest; how many those are."""
+        resting, self._resting = self._resting, []
+        for link in resting:
+            link.has_rested()
+        return len(resting)
 
     def _on_wait(self) -> None:
         self.process.swarm.seen["fence of servers"] += 1
@@ -374,6 +390,7 @@ class Servers:
         kinds = self.rng.sample(KINDS, self.rng.randint(1, 4))
         origins = Random(f"origins {seed}")
         self.dice = Random(f"sent on {seed}")
+        self.rest_dice = Random(f"rests {seed}")
         self.all = [
             Server(self, n, kind, origins, takes_only_queues=self.dice.random() < 0.6) for n, kind in enumerate(kinds)
         ]
@@ -449,6 +466,8 @@ class Servers:
 
     def carry(self, which: int, most: int) -> bool:
         """Some bytes of one connection, in one direction; False: there are none."""
+        if self.rest_dice.random() < SHARE_RESTED:
+            self.end_rests()
         busy = [one for one in self.doors if one.is_busy]
         if not busy:
             return False
@@ -462,7 +481,7 @@ class Servers:
 
     def carry_all(self) -> bool:
         """Everything, once; False: there was nothing."""
-        is_busy = False
+        is_busy = self.end_rests()
         for door in self.doors:
             if door.is_busy:
                 is_busy = True
@@ -471,6 +490,10 @@ class Servers:
         if is_busy:
             self.swarm.turn()
         return is_busy
+
+    def end_rests(self) -> bool:
+        """Whoever rests is read on; False: nobody does."""
+        return sum(gateway.end_rests() for gateway in {door.gateway: None for door in self.doors}) > 0
 
     # ---- their users
 

@@ -481,7 +481,7 @@ class Process:
         self.sink = sink
         self.gateway: Gateway | None = None
         if number == control.GATEWAY_NUMBER:
-            self.gateway = Gateway(self, is_fenced=swarm.is_fenced)
+            self.gateway = Gateway(self, is_fenced=swarm.is_fenced, rests=swarm.rests)
         swarm.by_boot_id[self.peer.boot_id] = self
         self.links.moves.host = self.host = MoveHost(self)
         self.links.moves.slice_subs = 1 + (number + start) % 3  # clients here have few subscriptions
@@ -613,9 +613,11 @@ class Swarm:
         link_mark: int = 0,
         has_gateway: bool = False,
         is_fenced: bool = False,
+        rests: bool = False,
     ) -> None:
         self.now_s = 0.0
         self.is_fenced = is_fenced
+        self.rests = rests
         self.servers: Servers | None = None  # set before anybody connects
         self.n_timers = 0
         self.next_due_s = 0.0  # no timer is due before

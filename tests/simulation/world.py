@@ -151,6 +151,7 @@ class World:
             link_mark=LINK_MARKS[schedule.seed % 5 % 3] if is_slow else 0,
             has_gateway=schedule.has("servers"),
             is_fenced=schedule.has("fenced"),
+            rests=schedule.has("rests"),
         )
         self.servers: Servers | None = None
         if schedule.has("servers"):
