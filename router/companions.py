@@ -45,6 +45,17 @@ class Supervision(BrokerCommands, RollingCommands, Protocol):
         """Wait until the broker has stopped; returns the exit code."""
 
 
+def import_companions() -> None:
+    """Import what Companions.run() needs."""
+    import gnatswarm.router.supervision.operator_answers
+    import gnatswarm.router.supervision.operator_socket
+    import gnatswarm.router.supervision.placing
+    import gnatswarm.router.supervision.rebalance
+    import gnatswarm.router.supervision.reloader
+    import gnatswarm.router.supervision.rolling
+    import gnatswarm.router.supervision.signal_handlers  # noqa: F401
+
+
 class Companions:
     """The companions of one broker. `reparse` reads its configuration again; None: it has none.
 

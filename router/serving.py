@@ -134,13 +134,20 @@ def _start(
     options = broker.options
     greet(options, program, broker.server_id, broker.server_name)
     supervisor.start()
-    # The keeper is still importing, so this import costs no time.
+    # The keeper is still importing, so what is imported here costs no time. Later the shards would wait for it, which
+    # begin to serve when they have been told of each other.
     import asyncio  # noqa: F401
 
     import uvloop  # noqa: F401
 
+    from gnatswarm.router.companions import import_companions
+
+    import_companions()
     if broker.monitor_socket is not None:
-        import gnatswarm.router.monitoring.monitor  # noqa: F401
+        import gnatswarm.router.monitoring.monitor
+
+    if program != "nats-server":
+        import gnatswarm.router.commands.first_screen  # noqa: F401
 
     supervisor.meet()
     address = broker.listener_groups.clients.address
