@@ -36,7 +36,7 @@ async def settled(
         for to, row in part.left:
             if row.cid not in left or left[row.cid][1].moved_us < row.moved_us:
                 left[row.cid] = to, row
-    came = {(cid, shard): old for shard, part in first_parts.items() for cid, old in part.came}
+    came = {(cid, shard): (old, us) for shard, part in first_parts.items() for cid, old, us in part.came}
     if not left and not came:
         return lists, 0
     counted = sum(part.total for part in first_parts.values())
@@ -99,10 +99,16 @@ def _age(row: ConnectionRow) -> tuple[bool, int]:
     return row.stop_us > 0, row.moved_us
 
 
-def _counted_twice(first_parts: Mapping[int, ConnectionsPart], came: Mapping[tuple[int, int], int]) -> int:
-    """How many clients were counted by the shard that they left, and later by the one that they came to."""
+def _counted_twice(first_parts: Mapping[int, ConnectionsPart], came: Mapping[tuple[int, int], tuple[int, int]]) -> int:
+    """How many clients were counted by the shard that they left, and later by the one that they came to.
+
+    A shard that counted after they had come elsewhere has their shard's number, and is another process.
+    """
     gone: dict[int, set[int]] = {shard: {row.cid for _, row in part.left} for shard, part in first_parts.items()}
-    return sum(old in gone and cid not in gone[old] and cid not in gone[shard] for (cid, shard), old in came.items())
+    return sum(
+        old in gone and cid not in gone[old] and cid not in gone[shard] and first_parts[old].counted_us < moved_us
+        for (cid, shard), (old, moved_us) in came.items()
+    )
 
 
 def first_parts(answers: Sequence[tuple[int, Sequence[ConnectionsPart]]]) -> dict[int, ConnectionsPart]:

@@ -159,7 +159,7 @@ class ConnectionsPart(PageStruct):
     # In the first part, for `router.monitoring.moving_clients`:
     counted_us: int = 0  # when `total` was counted
     left: list[tuple[int, ConnectionRow]] = []  # clients that have lately moved on: the new shard, and their last row
-    came: list[tuple[int, int]] = []  # those that have lately come: their id, the old shard
+    came: list[tuple[int, int, int]] = []  # those that have lately come: their id, the old shard, when (µs)
     coming: list[int] = []  # of `cids`: those that are about to come
 
 

@@ -394,7 +394,7 @@ class Clients:
         del self._expected[cid]
         self.open[cid] = session
         session.came_from, session.moved_us = old, time.time_ns() // 1000
-        self.passing.come(cid, old)
+        self.passing.come(cid, old, session.moved_us)
         session.socket = self._reactor.put(fd, session.connection, session, frozen, socket)
         self._reload_now(cid)
         self.finish_soon()

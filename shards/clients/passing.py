@@ -26,17 +26,17 @@ class Passing:
 
     def __init__(self) -> None:
         self._left: deque[tuple[float, int, ConnectionRow]] = deque(maxlen=MOST)
-        self._came: deque[tuple[float, int, int]] = deque(maxlen=MOST)
+        self._came: deque[tuple[float, int, int, int]] = deque(maxlen=MOST)
         self.has_come = False  # anybody ever
 
     def leave(self, row: ConnectionRow, to: int) -> None:
         """A client has left for shard `to`, and was as this row says."""
         self._left.append((time.monotonic(), to, row))
 
-    def come(self, cid: int, old: int) -> None:
-        """A client has come from shard `old`."""
+    def come(self, cid: int, old: int, moved_us: int) -> None:
+        """A client has come from shard `old`, at that moment of the wall clock."""
         self.has_come = True
-        self._came.append((time.monotonic(), cid, old))
+        self._came.append((time.monotonic(), cid, old, moved_us))
 
     @property
     def left(self) -> list[tuple[int, ConnectionRow]]:
@@ -45,13 +45,13 @@ class Passing:
         return [(to, row) for _, to, row in self._left]
 
     @property
-    def came(self) -> list[tuple[int, int]]:
-        """(client id, old shard) of clients that have lately come; some of them may have left again."""
+    def came(self) -> list[tuple[int, int, int]]:
+        """(client id, old shard, when) of clients that have lately come; some of them may have left again."""
         _prune(self._came, CAME_FOR_S)
-        return [(cid, old) for _, cid, old in self._came]
+        return [(cid, old, moved_us) for _, cid, old, moved_us in self._came]
 
 
-def _prune(passed: deque[tuple[float, int, ConnectionRow]] | deque[tuple[float, int, int]], for_s: float) -> None:
+def _prune(passed: deque[tuple[float, int, ConnectionRow]] | deque[tuple[float, int, int, int]], for_s: float) -> None:
     since_s = time.monotonic() - for_s
     while passed and passed[0][0] < since_s:
         passed.popleft()

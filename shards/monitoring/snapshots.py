@@ -185,8 +185,8 @@ class Snapshots:
                 if (not query.cids or row.cid in query.cids) and _is_of_account(row, query)
             ]
             part.came = [
-                (cid, shard)
-                for cid, shard in passing.came
+                (cid, shard, moved_us)
+                for cid, shard, moved_us in passing.came
                 if (session := self._clients.open.get(cid)) is not None and _is_of_account(session, query)
             ]
             part.coming = [cid for cid in query.cids if self._clients.is_expected(cid)]

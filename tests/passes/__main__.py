@@ -82,6 +82,7 @@ def main() -> int:
     words = parser.parse_args()
     # A shell ignores it for what it starts in the background, and so would all that the tests start, and send ^C to.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    words.out = words.out.resolve()
     clone = cloned(words.out)
     for number in range(1, words.times + 1):
         if words.follow:

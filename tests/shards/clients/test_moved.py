@@ -102,7 +102,7 @@ async def test_a_client_goes_on_with_all_that_it_was(two: Two, user: str, passwo
     # Both shards can tell for a while, so that no page misses it.
     ((to, row),) = two.here.shard.clients.passing.left
     assert (to, row.cid, row.user) == (1, before.cid, user)
-    assert two.there.shard.clients.passing.came == [(before.cid, 0)]
+    assert [(cid, old) for cid, old, _us in two.there.shard.clients.passing.came] == [(before.cid, 0)]
     assert not two.here.shard.clients.open
     assert not two.here.shard.clients.closed.latest
     assert await client.talk(b"PUB a 2\r\nyo\r\nPING\r\n") == b"MSG a 7 2\r\nyo\r\nPONG\r\n"

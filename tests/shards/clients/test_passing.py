@@ -13,9 +13,9 @@ def test_they_are_forgotten_in_time_those_that_came_first(monkeypatch: pytest.Mo
     monkeypatch.setattr("gnatswarm.shards.clients.passing.time.monotonic", lambda: now_s)
     passing = Passing()
     passing.leave(connection(1), 3)
-    passing.come(2, 3)
+    passing.come(2, 3, 7)
     now_s += CAME_FOR_S
-    assert ([row.cid for _, row in passing.left], passing.came) == ([1], [(2, 3)])
+    assert ([row.cid for _, row in passing.left], passing.came) == ([1], [(2, 3, 7)])
     now_s += 0.1
     assert ([row.cid for _, row in passing.left], passing.came) == ([1], [])
     now_s += LEFT_FOR_S - CAME_FOR_S
@@ -27,6 +27,6 @@ def test_they_are_bounded() -> None:
     passing = Passing()
     for cid in range(MOST + 10):
         passing.leave(connection(cid), 3)
-        passing.come(cid, 3)
+        passing.come(cid, 3, 7)
     assert len(passing.left) == len(passing.came) == MOST
-    assert passing.came[-1] == (MOST + 9, 3)
+    assert passing.came[-1] == (MOST + 9, 3, 7)

@@ -325,11 +325,11 @@ async def test_those_that_came_from_another_shard_are_in_order_and_the_coming_ar
         clients = asked.one.shard.clients
         # As after a move: a client with a lower id is the last in the dictionary.
         clients.open[1] = clients.open.pop(1)
-        clients.passing.come(1, 3)
+        clients.passing.come(1, 3, 7)
         clients._expected[9] = clients.open[2]
         (part,) = await asked.parts(ConnectionsQuery(most=2), rows.ConnectionsPart)
         assert [row.cid for row in part.rows] == [1, 2]
-        assert (part.total, part.came, part.coming) == (3, [(1, 3)], [])
+        assert (part.total, part.came, part.coming) == (3, [(1, 3, 7)], [])
         (part,) = await asked.parts(ConnectionsQuery(cids=[9, 3, 8]), rows.ConnectionsPart)
         assert ([row.cid for row in part.rows], part.coming) == ([3], [9])
         del clients._expected[9]
