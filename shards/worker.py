@@ -98,6 +98,7 @@ class Worker:
         self._loop = asyncio.get_running_loop()
         self.done: asyncio.Future[int] = self._loop.create_future()
         self._channel = control.Channel(sock, control.ToShard, self._on_message, self._on_control_closed)
+        self._channel.send(control.Awake())
         self._lifeline = lifeline
         self._loop.add_reader(lifeline.fileno(), self._on_lifeline)
         self._is_ready = False

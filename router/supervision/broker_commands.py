@@ -43,11 +43,15 @@ class RollingCommands(Protocol):
     def end_relays(self) -> int:
         """Have the clients of relays reconnect; returns how many those are that had not been told."""
 
-    def stop_gateway(self) -> None:
-        """End the gateway's process."""
+    def prepare_gateway(self) -> None:
+        """Start the gateway's next process, which waits until it is used."""
 
-    def start_gateway(self) -> None:
-        """Start the gateway again."""
+    @property
+    def is_gateway_prepared(self) -> bool:
+        """Whether nothing is to be waited for."""
+
+    def replace_gateway(self, within_s: float) -> None:
+        """End the gateway's process within this time; its next one follows."""
 
     def start_stopped(self, number: int) -> None:
         """Start this shard, which has no process."""

@@ -3,9 +3,9 @@
 By `gnatswarm restart` and `upgrade`. One shard more than wanted is started first; each shard's clients move to the
 process before it, then its own successor starts, so no client moves twice but those of the first shard, and there are
 never fewer shards than wanted. Clients with TLS go on through their old processes (`relays`). The gateway is last: it
-ends before the next one dials. What is still to be done is in the broker's record: a router that takes over goes on. An
-upgrade goes on with the router, which makes room for one of the new version, and the keeper, which becomes the new
-program; where shards or router of it do not serve, it goes back.
+ends before the next one dials, which has read its program by then (`standby`). What is still to be done is in the
+broker's record: a router that takes over goes on. An upgrade goes on with the router, which makes room for one of the
+new version, and the keeper, which becomes the new program; where shards or router of it do not serve, it goes back.
 Not here: how a client moves (the shards'), whether a program is fit to take over (`successor`).
 """
 
@@ -37,6 +37,8 @@ SAY_EVERY_S = 5.0
 # second. It ends when they have. Those that cannot move and do not leave when they are told are closed at its end.
 LEAVE_WITHIN_S = 20.0
 CLIENTS_PER_S = 100
+# A gateway that is replaced ends within this: other servers get what is on its way, and have said their last.
+GATEWAY_LEAVES_WITHIN_S = 1.0
 # A new router has taken over the shards, the keeper has become the new program.
 PROVEN_WITHIN_S = 15.0
 RENEWED_WITHIN_S = 30.0
@@ -312,11 +314,14 @@ class Rolling:
         self._tell(f"shard {shard.number} is process {shard.process.pid} now")
 
     async def _replace_gateway(self, gateway: SupervisedShard, rolling: RollingRecord) -> None:
-        if gateway.process is not None and not _is_new(gateway, rolling):
-            self._commands.stop_gateway()
-            await self._wait(lambda: gateway.state.phase is Phase.STOPPED, gateway, BOOT_DEADLINE_S)
-        self._commands.start_gateway()
-        await self._wait_new(gateway, rolling, BOOT_DEADLINE_S)
+        self._commands.prepare_gateway()
+        give_up_at = time.monotonic() + BOOT_DEADLINE_S
+        while not (  # noqa: ASYNC110
+            self._commands.is_gateway_prepared or self._is_ending or time.monotonic() >= give_up_at
+        ):
+            await asyncio.sleep(POLL_S)
+        self._commands.replace_gateway(GATEWAY_LEAVES_WITHIN_S)
+        await self._wait_new(gateway, rolling, GATEWAY_LEAVES_WITHIN_S + LEAVE_MARGIN_S + BOOT_DEADLINE_S)
 
     # ---- waiting
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from gnatswarm.shards.boundary.control import Boot, Channel, ControlError, ControlMessage, ToRouter, encode
+from gnatswarm.shards.boundary.control import Awake, Boot, Channel, ControlError, ControlMessage, ToRouter, encode
 
 # A Unix socket takes this much at once, with the kernel's defaults (212,992 bytes) and a margin. A larger Boot, from a
 # configuration with thousands of users, is sent when the event loop runs.
@@ -31,6 +31,13 @@ def exit_text(status: int) -> str:
         return f"killed by {signal.Signals(-code).name}"
     except ValueError:
         return f"killed by signal {-code}"
+
+
+def _descriptors(boot: Boot) -> list[int]:
+    """Those that a shard inherits for this Boot."""
+    found = [boot.page_fd, *boot.listener_fds, *boot.websocket_fds]
+    found += [port.fd for port in boot.server_ports.values()]
+    return [*found, boot.handoff_fd] if boot.handoff_fd >= 0 else found
 
 
 class Parent(Protocol):
@@ -56,7 +63,7 @@ class ShardProcess:
     """The process of one shard: `start()` a new one, or `taken_over()` from a dead router.
 
     Call `meet` next, which may have to wait for the keeper; then, when an event loop runs, `open_channel`; after the
-    process's death `close`.
+    process's death `close`. One that was only `launched()` waits for `boot()`.
     """
 
     def __init__(self, parent: Parent, sock: socket.socket, *, shard: int, boot_id: str, booted_us: int) -> None:
@@ -67,33 +74,51 @@ class ShardProcess:
         self.booted_us = booted_us
         self.pid = 0  # known from meet() on
         self._is_gone = False  # reaped
+        self.is_awake = False  # its program is read, as it has said
         self._channel: Channel | None = None
         self._unsent: Boot | None = None
+        self._made_for: tuple[list[int], list[str]] | None = None  # descriptors of Boot, command; None: taken over
 
     @classmethod
     def start(cls, boot: Boot, parent: Parent, command: Sequence[str] = ()) -> ShardProcess:
         """Request a shard and send Boot to it; `command` replaces the one that runs a shard. OSError."""
+        process = cls.launched(boot, parent, command)
+        process.boot(boot)
+        return process
+
+    @classmethod
+    def launched(cls, boot: Boot, parent: Parent, command: Sequence[str] = ()) -> ShardProcess:
+        """As start(), for a Boot with the same descriptors and the same id, which is sent later. OSError."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         process = cls(parent, ours, shard=boot.shard, boot_id=boot.boot_id, booted_us=time.time_ns() // 1000)
         try:
-            inherited = [theirs.fileno(), boot.page_fd, *boot.listener_fds, *boot.websocket_fds]
-            inherited += [port.fd for port in boot.server_ports.values()]
-            if boot.handoff_fd >= 0:
-                inherited.append(boot.handoff_fd)
-            parent.launch(boot.shard, inherited, command)
+            inherited = _descriptors(boot)
+            process._made_for = inherited, list(command)
+            parent.launch(boot.shard, [theirs.fileno(), *inherited], command)
         except BaseException:
             ours.close()
             raise
         finally:
             theirs.close()
+        return process
+
+    def fits(self, boot: Boot, command: Sequence[str]) -> bool:
+        """Whether it was launched for this one."""
+        return self.boot_id == boot.boot_id and self._made_for == (_descriptors(boot), list(command))
+
+    def boot(self, boot: Boot) -> None:
+        """Send Boot to it."""
+        self.booted_us = time.time_ns() // 1000
+        if self._channel is not None:
+            self._channel.send(boot)
+            return
         frame = encode(boot)
         if len(frame) <= BOOT_SENT_AT_ONCE_BYTES:
             # It may be dead already; its exit status tells why.
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                ours.sendall(frame)
+                self._sock.sendall(frame)
         else:
-            process._unsent = boot
-        return process
+            self._unsent = boot
 
     @classmethod
     def taken_over(cls, parent: Parent, pid: int, *, shard: int, boot_id: str, booted_us: int) -> ShardProcess:
@@ -116,9 +141,14 @@ class ShardProcess:
         on_ended: Callable[[ShardProcess, ControlError | None], None],
     ) -> None:
         """Receive the shard's messages."""
-        self._channel = Channel(
-            self._sock, ToRouter, lambda message: on_message(self, message), lambda error: on_ended(self, error)
-        )
+
+        def received(message: ControlMessage) -> None:
+            if isinstance(message, Awake):
+                self.is_awake = True
+            else:
+                on_message(self, message)
+
+        self._channel = Channel(self._sock, ToRouter, received, lambda error: on_ended(self, error))
         if self._unsent is not None:
             self._channel.send(self._unsent)
             self._unsent = None

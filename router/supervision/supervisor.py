@@ -19,6 +19,7 @@ from gnatswarm.router.supervision.broker import SupervisedBroker, SupervisedShar
 from gnatswarm.router.supervision.opening import CannotStart, why_most
 from gnatswarm.router.supervision.relays import RelayKeeping
 from gnatswarm.router.supervision.shard_process import ShardProcess, exit_text
+from gnatswarm.router.supervision.standby import Standby
 from gnatswarm.shards.boundary import control, linkdir, logs
 
 if TYPE_CHECKING:
@@ -37,8 +38,6 @@ SHARD_COMMAND = "_shard"
 TICK_S = 0.25
 # A tick that comes this much too late means that this process did not run.
 LATE_S = 0.5
-# A gateway that is replaced ends within this: other servers get what is on its way, and have said their last.
-GATEWAY_LEAVES_WITHIN_S = 1.0
 
 
 class Supervisor:
@@ -59,6 +58,7 @@ class Supervisor:
         self._last_tick = 0.0
         self._exit_code: int | None = None  # not None: the broker is stopping
         self._relays = RelayKeeping(broker)
+        self._standby = Standby(broker.keeper, self._on_message, self._on_channel_ended)
         self._left_exits: list[tuple[int, int]] = []  # taken over: processes that have ended, with their status
 
     def start(self) -> None:
@@ -167,6 +167,7 @@ class Supervisor:
         """Release everything, the broker's too: leaves no process, descriptor, socket file or directory of ours."""
         self._broker.keeper.close()
         self._relays.close()
+        self._standby.close()
         for shard in self._broker.members:
             if shard.process is not None:
                 with contextlib.suppress(OSError):
@@ -224,6 +225,7 @@ class Supervisor:
             self._remember()
             self._check_done()
         else:
+            self._standby.on_exited(pid)
             self._remove_strange_sockets()
         self._broker.keeper.forgotten(pid)  # after the record says what follows
 
@@ -298,15 +300,29 @@ class Supervisor:
             self._deliver(shard, supervision.Exited("not started again"))
             return
         self._mend()  # or it could not make its link socket
-        number = shard.number
-        boot_id = os.urandom(8).hex()
-        websocket = self._broker.listener_groups.websocket
         try:
-            handoff_fd = self._handoff.shard_fd(number) if self._handoff and not shard.is_gateway else -1
+            handoff_fd = self._handoff.shard_fd(shard.number) if self._handoff and not shard.is_gateway else -1
         except OSError as error:
             self._deliver(shard, supervision.SpawnFailed(f"cannot make its hand-off queue: {error.strerror}"))
             return
-        boot = control.Boot(
+        shard.link_path = ""
+        prepared = self._standby.boot_id if shard.is_gateway else ""
+        boot = self._boot(shard, prepared or os.urandom(8).hex(), handoff_fd)
+        command = self._broker.command
+        try:
+            process = self._standby.take(boot, command) if prepared else None
+            shard.process = process or ShardProcess.start(boot, self._broker.keeper, command)
+        except OSError as error:
+            self._deliver(shard, supervision.SpawnFailed(f"cannot start a process: {error.strerror}"))
+            return
+        if self._loop is not None:
+            self._meet(shard)
+
+    def _boot(self, shard: SupervisedShard, boot_id: str, handoff_fd: int = -1) -> control.Boot:
+        """What a process of this shard is told first."""
+        number = shard.number
+        websocket = self._broker.listener_groups.websocket
+        return control.Boot(
             version=control.CONTROL_VERSION,
             shard=number,
             shards=self._broker.wanted,
@@ -330,14 +346,6 @@ class Supervisor:
             websocket_port=websocket.port if websocket is not None else 0,
             cluster=self._broker.cluster_news,
         )
-        shard.link_path = ""
-        try:
-            shard.process = ShardProcess.start(boot, self._broker.keeper, self._broker.command)
-        except OSError as error:
-            self._deliver(shard, supervision.SpawnFailed(f"cannot start a process: {error.strerror}"))
-            return
-        if self._loop is not None:
-            self._meet(shard)
 
     def _server_ports(self) -> dict[str, control.ServerPort]:
         return {
@@ -359,7 +367,7 @@ class Supervisor:
         self._broker.page.note_boot(shard.number, process.pid)
         log.debug("%s is process %d, boot id %s", shard.name, process.pid, process.boot_id)
         self._hold()
-        if self._loop is not None:
+        if self._loop is not None and not process.is_open:
             process.open_channel(self._on_message, self._on_channel_ended)
 
     def _forget(self, shard: SupervisedShard) -> None:
@@ -594,14 +602,20 @@ class Supervisor:
         """Have the clients of relays reconnect; returns how many those are that had not been told."""
         return self._relays.end(self._broker.relays)
 
-    def stop_gateway(self) -> None:
-        """End the gateway's process."""
+    def prepare_gateway(self) -> None:
+        """Start the gateway's next process, which waits until it is used."""
         if self._broker.gateway is not None:
-            self._deliver(self._broker.gateway, supervision.LeaveWanted(control.Drain(GATEWAY_LEAVES_WITHIN_S)))
+            self._standby.launch(self._boot(self._broker.gateway, os.urandom(8).hex()), self._broker.command)
 
-    def start_gateway(self) -> None:
-        """Start the gateway again."""
+    @property
+    def is_gateway_prepared(self) -> bool:
+        """Whether nothing is to be waited for."""
+        return not self._standby.is_pending
+
+    def replace_gateway(self, within_s: float) -> None:
+        """End the gateway's process within this time; its next one follows."""
         if self._broker.gateway is not None:
+            self._deliver(self._broker.gateway, supervision.LeaveWanted(control.Drain(within_s)))
             self._deliver(self._broker.gateway, supervision.StartWanted())
 
     def start_stopped(self, number: int) -> None:
@@ -619,6 +633,7 @@ class Supervisor:
         if rolling is None:
             return
         self._broker.rolling = then
+        self._standby.discard()
         if then is None:
             self._broker.command = self._broker.own_command
         others = [one.number for one in self._broker.shards[: rolling.shards] if one.state.is_accepting]

@@ -220,6 +220,10 @@ class SystemEvent(ControlMessage, frozen=True):
 # ---- shard → router ----
 
 
+class Awake(ControlMessage, frozen=True):
+    """My program is read: I am ready for Boot. The first message of each process."""
+
+
 class Linked(ControlMessage, frozen=True):
     """My link socket listens at path."""
 
@@ -371,7 +375,8 @@ ToShard = (
     | ClusterNews
 )
 ToRouter = (
-    Linked
+    Awake
+    | Linked
     | Ready
     | Resumed
     | InStep

@@ -62,6 +62,7 @@ TO_SHARD: list[ControlMessage] = [
 NEWS = control.ClusterNews("C", ["a:1"], ["b:1"], [], ["c:1"], members=1, is_settled=False)
 TO_SHARD.append(NEWS)
 TO_ROUTER: list[ControlMessage] = [
+    control.Awake(),
     control.Linked("/x/1.bb.sock"),
     control.Ready(),
     control.Resumed(True, False, 3, 1.5, True),

@@ -1,0 +1,148 @@
+"""A gateway's process stands by until it is wanted; one that cannot be used is killed, and none outlives the router."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator, Sequence
+
+import msgspec
+import pytest
+
+from gnatswarm.broker.options import Options
+from gnatswarm.router.supervision.standby import Standby
+from gnatswarm.shards.boundary import control
+from gnatswarm.shards.boundary.control import Channel, ControlMessage, ServerPort, ToShard
+
+BOOT = control.Boot(
+    version=control.CONTROL_VERSION,
+    shard=63,
+    shards=2,
+    server_id="NABC",
+    server_name="marsh",
+    boot_id="0011",
+    options=Options(),
+    host="",
+    port=4222,
+    listener_fds=[],
+    websocket_fds=[],
+    handoff_fd=-1,
+    page_fd=8,
+    link_dir="/run/gnatswarm/1-abc",
+    created_us=1,
+    keeper_pid=1,
+    is_gateway=True,
+    server_ports={"cluster": ServerPort(9, "127.0.0.1", 6222)},
+)
+COMMAND = ["/new/gnatswarm", "_shard"]
+
+
+class Keeper:
+    """Launches processes, of which it has the other ends."""
+
+    def __init__(self) -> None:
+        self.ends: list[socket.socket] = []
+        self.descriptors: list[list[int]] = []
+        self.killed: list[int] = []
+        self.reaped: list[int] = []
+        self.errno = 0
+
+    def launch(self, shard: int, descriptors: list[int], command: Sequence[str]) -> None:
+        assert shard == 63 and command == COMMAND
+        self.ends.append(socket.socket(fileno=os.dup(descriptors[0])))
+        self.descriptors.append(descriptors[1:])
+
+    def launched(self) -> int:
+        if self.errno:
+            raise OSError(self.errno, os.strerror(self.errno))
+        return 100 + len(self.ends)
+
+    def reach(self, pid: int, descriptor: int) -> None:
+        raise AssertionError((pid, descriptor))
+
+    def kill(self, pid: int) -> None:
+        self.killed.append(pid)
+
+    def wait_exited(self, pid: int) -> None:
+        assert pid in self.killed
+        self.reaped.append(pid)
+
+
+class Scene:
+    def __init__(self) -> None:
+        self.keeper = Keeper()
+        self.heard: asyncio.Queue[ControlMessage] = asyncio.Queue()
+        self.standby = Standby(
+            self.keeper, lambda process, message: self.heard.put_nowait(message), lambda process, error: None
+        )
+
+
+@pytest.fixture
+async def scene() -> AsyncIterator[Scene]:
+    one = Scene()
+    yield one
+    one.standby.close()
+    for end in one.keeper.ends:
+        end.close()
+
+
+async def test_it_is_waited_for_and_then_gets_its_boot(scene: Scene) -> None:
+    standby = scene.standby
+    assert not standby.is_pending and standby.boot_id == ""
+    standby.launch(BOOT, COMMAND)
+    assert standby.is_pending and standby.boot_id == "0011"
+    assert scene.keeper.descriptors == [[8, 9]]
+    scene.keeper.ends[0].sendall(control.encode(control.Awake()) + control.encode(control.Ready()))
+    assert await scene.heard.get() == control.Ready()  # the first word is not for others
+    assert not standby.is_pending
+    later = msgspec.structs.replace(BOOT, generation=7)
+    process = standby.take(later, COMMAND)
+    assert process is not None and (process.pid, process.is_open) == (101, True)
+    assert standby.boot_id == "" and standby.take(later, COMMAND) is None
+    booted: asyncio.Future[ControlMessage] = asyncio.get_running_loop().create_future()
+    there = Channel(scene.keeper.ends[0], ToShard, booted.set_result, lambda error: None)
+    assert await booted == later
+    there.close_silently()
+    process.close()
+    assert not scene.keeper.killed
+
+
+@pytest.mark.parametrize("what", ["a port", "the program", "the page", "the process"])
+async def test_what_was_started_for_something_else_is_killed(scene: Scene, what: str) -> None:
+    scene.standby.launch(BOOT, COMMAND)
+    boot, command = BOOT, COMMAND
+    match what:
+        case "a port":
+            boot = msgspec.structs.replace(BOOT, server_ports={"cluster": ServerPort(11, "127.0.0.1", 6222)})
+        case "the program":
+            command = []
+        case "the page":
+            boot = msgspec.structs.replace(BOOT, page_fd=7)
+        case _:
+            boot = msgspec.structs.replace(BOOT, boot_id="0022")
+    assert scene.standby.take(boot, command) is None
+    assert scene.keeper.killed == [101] and scene.standby.boot_id == ""
+
+
+async def test_one_that_dies_is_forgotten(scene: Scene) -> None:
+    scene.standby.launch(BOOT, COMMAND)
+    scene.standby.on_exited(100)  # somebody else
+    assert scene.standby.is_pending
+    scene.standby.on_exited(101)
+    assert not scene.standby.is_pending and scene.standby.take(BOOT, COMMAND) is None
+    assert not scene.keeper.killed
+
+
+async def test_the_next_one_replaces_it_and_the_last_is_waited_for(scene: Scene) -> None:
+    scene.standby.launch(BOOT, COMMAND)
+    scene.standby.launch(msgspec.structs.replace(BOOT, boot_id="0022"), COMMAND)
+    assert scene.keeper.killed == [101] and scene.standby.boot_id == "0022"
+    scene.standby.close()
+    assert scene.keeper.killed == [101, 102] and scene.keeper.reaped == [102]
+
+
+async def test_where_none_can_be_started_there_is_none(scene: Scene) -> None:
+    scene.keeper.errno = 11
+    scene.standby.launch(BOOT, COMMAND)
+    assert not scene.standby.is_pending and scene.standby.take(BOOT, COMMAND) is None
