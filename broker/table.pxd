@@ -18,8 +18,15 @@ ctypedef struct Table:
     uint32_t count
     uint32_t key_offset
 
+cdef extern from *:
+    """
+    #define GN_TAG_BITS 0xFFFF00000000000FULL
+    """
+    const uint64_t TAG_BITS "GN_TAG_BITS"   # of a slot: no pointer's
+
+
 cdef inline Keyed *slot_item(uint64_t slot) noexcept nogil:
-    return <Keyed *>(slot & <uint64_t>0x0000FFFFFFFFFFF0)
+    return <Keyed *>(slot & ~TAG_BITS)
 
 
 cdef void table_init(Table *table, uint32_t key_offset) noexcept nogil
