@@ -565,7 +565,8 @@ def _respond(talk: _Conversation, options: argparse.Namespace) -> int:
     talk.client.subscribe(options.subject, take, options.queue)
     talk.client.flush()
     talk.check()
-    print(f"answering {options.subject}", file=sys.stderr)
+    if not options.quiet:
+        print(f"answering {options.subject}", file=sys.stderr)
     talk.wait(0)
     with contextlib.suppress(Disconnected):
         talk.client.flush()  # the last response has arrived

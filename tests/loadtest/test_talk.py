@@ -158,6 +158,17 @@ def test_a_request_and_its_response(broker: Broker, subject: str):
             assert responder.communicate(timeout=30)[0] == f"#1 {subject}  5 bytes\n"
 
 
+def test_quiet_responders_print_nothing(broker: Broker, subject: str):
+    with subprocess.Popen(
+        command("reply", subject, "-q", "-n", "1", "-s", broker.url),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=environment(),
+    ) as responder:
+        assert ran("req", subject, "hello", "--wait", "30", "-s", broker.url) == (0, "hello\n", "")
+        assert responder.communicate(timeout=30)[0] == b""
+
+
 def test_a_request_to_nobody_fails_at_once_or_waits_for_somebody(broker: Broker, subject: str):
     code, _, error = ran("req", subject, "-s", broker.url)
     assert (code, error) == (1, f"gnatswarm req: nobody subscribes to {subject}\n")
