@@ -61,6 +61,7 @@ cdef class MeshFence(Fence):
     # A sibling is gone: nobody waits for it.
     cdef int on_part(self, int shard) except -1
     cdef int acknowledge(self, list waiters) except -1
+    cdef Waiter wait_for_touched(self, ClientConnection client, uint64_t more, Waiter waiter)
     # The waiter waits for one more acknowledgement: that of this sibling.
     cdef int wait_for(self, int shard, Waiter waiter) except -1
     cdef int settle(self, Waiter waiter) except -1

@@ -35,22 +35,13 @@ cdef class MeshFence(Fence):
         self.ending = {}
 
     cdef bint passes(self, ClientConnection client) noexcept:
-        cdef uint64_t left = (client.touched | client.published) & self.mesh.up
         cdef uint64_t published = client.published
-        cdef Waiter waiter = None
-        cdef int shard = 0
+        cdef Waiter waiter
         if client.is_in_doubt:
             client.close(CLOSE_ROUTE_REMOVED)
             return False
-        client.touched = client.published = 0
-        while left:
-            if left & 1 and (self.is_pinging[shard] or self.frames_acked[shard] != self.mesh.frames_to(shard)
-                             or self.mesh.fanout.links[shard].close_reason != CLOSE_NONE):   # it accepts no more
-                if waiter is None:
-                    waiter = Waiter()
-                self.wait_for(shard, waiter)
-            left >>= 1
-            shard += 1
+        client.published = 0
+        waiter = self.wait_for_touched(client, published, None)
         if client.n_formers:   # they may still get messages, which must come before the PONG
             if waiter is None:
                 waiter = Waiter()
@@ -62,6 +53,22 @@ cdef class MeshFence(Fence):
         waiter.published = published
         self.due[client] = waiter
         return False
+
+    cdef Waiter wait_for_touched(self, ClientConnection client, uint64_t more, Waiter waiter):
+        """Have the waiter (None: a new one, if it is needed) wait for siblings that were told something because of
+        this client, and for `more`, as far as they have not acknowledged it."""
+        cdef uint64_t left = (client.touched | more) & self.mesh.up
+        cdef int shard = 0
+        client.touched = 0
+        while left:
+            if left & 1 and (self.is_pinging[shard] or self.frames_acked[shard] != self.mesh.frames_to(shard)
+                             or self.mesh.fanout.links[shard].close_reason != CLOSE_NONE):   # it accepts no more
+                if waiter is None:
+                    waiter = Waiter()
+                self.wait_for(shard, waiter)
+            left >>= 1
+            shard += 1
+        return waiter
 
     cdef int wait_for(self, int shard, Waiter waiter) except -1:
         waiter.links_left += 1
@@ -187,6 +194,10 @@ cdef class MeshFence(Fence):
             waiter.former.is_acknowledged = True
             self.look_at(waiter.former)
         elif client is not None:
+            if unlikely(client.touched != 0):   # meanwhile: a subscription of it has reached its max
+                self.wait_for_touched(client, 0, waiter)
+                if waiter.links_left:
+                    return 0
             del self.due[client]
             client.release_pong()
             client.release(HOLD_FENCE)

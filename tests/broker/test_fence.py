@@ -64,6 +64,25 @@ def test_the_end_by_unsub_max_is_fenced(make):
     assert responder.take() == b"PONG\r\n"
 
 
+def test_an_end_by_unsub_max_while_a_pong_is_due_is_fenced_by_that(make):
+    """Who has its last message, and behind it a PONG, relies on that."""
+    mesh = make(connect=NO_RESPONDERS)
+    responder, requestor = mesh.clients[0], mesh.clients[2]
+    requestor.feed(b"SUB inbox 9\r\n")
+    responder.feed(b"SUB a 1\r\nUNSUB 1 1\r\n")
+    mesh.settle()
+    requestor.feed(b"PUB a 1\r\n1\r\n")
+    mesh.finish()  # it is on its way …
+    assert responder.talk(b"SUB other 2\r\nPING\r\n") == b""
+    mesh.carry_all((0, 1))  # … and behind it the PONG for the new subscription
+    mesh.carry_all((1, 0))
+    assert responder.take() == b"MSG a 1 1\r\n1\r\n"
+    mesh.carry_all((0, 1))
+    assert requestor.talk(b"PUB a inbox 1\r\n2\r\n") == b"HMSG inbox 9 16 16\r\nNATS/1.0 503\r\n\r\n\r\n"
+    mesh.settle()
+    assert responder.take() == b"PONG\r\n"
+
+
 def test_a_publisher_does_not_wait_for_the_end_of_anothers_subscription(make):
     """A publisher's PONG waits for what it sent, and not for what the end of somebody's subscription caused."""
     mesh = make()
