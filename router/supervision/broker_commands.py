@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from gnatswarm.router.supervision.record import RollingRecord
+    from gnatswarm.router.supervision.standby import Readiness
     from gnatswarm.shards.boundary.control import ControlMessage
 
 
@@ -47,8 +48,8 @@ class RollingCommands(Protocol):
         """Start the gateway's next process, which waits until it is used."""
 
     @property
-    def is_gateway_prepared(self) -> bool:
-        """Whether nothing is to be waited for."""
+    def gateway_readiness(self) -> Readiness:
+        """Whether that process is ready to be used."""
 
     def replace_gateway(self, within_s: float) -> None:
         """End the gateway's process within this time; its next one follows."""

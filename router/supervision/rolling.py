@@ -22,6 +22,7 @@ import msgspec
 from gnatswarm.router.supervision import successor
 from gnatswarm.router.supervision.record import KEEPER, ROUTER, SHARDS, RollingRecord
 from gnatswarm.router.supervision.relays import END_WITHIN_S
+from gnatswarm.router.supervision.standby import Readiness
 from gnatswarm.router.supervision.supervision import BOOT_ATTEMPTS, BOOT_DEADLINE_S, LEAVE_MARGIN_S, Phase
 
 if TYPE_CHECKING:
@@ -314,14 +315,29 @@ class Rolling:
         self._tell(f"shard {shard.number} is process {shard.process.pid} now")
 
     async def _replace_gateway(self, gateway: SupervisedShard, rolling: RollingRecord) -> None:
-        self._commands.prepare_gateway()
-        give_up_at = time.monotonic() + BOOT_DEADLINE_S
-        while not (  # noqa: ASYNC110
-            self._commands.is_gateway_prepared or self._is_ending or time.monotonic() >= give_up_at
-        ):
-            await asyncio.sleep(POLL_S)
-        self._commands.replace_gateway(GATEWAY_LEAVES_WITHIN_S)
+        if gateway.process is not None:
+            await self._prepare_gateway()
+        if not _is_new(gateway, rolling):  # (it may have died meanwhile)
+            self._commands.replace_gateway(GATEWAY_LEAVES_WITHIN_S)
         await self._wait_new(gateway, rolling, GATEWAY_LEAVES_WITHIN_S + LEAVE_MARGIN_S + BOOT_DEADLINE_S)
+
+    async def _prepare_gateway(self) -> None:
+        """Until its next process is ready. RollingFailed: none will be, and the present one serves on."""
+        for _ in range(BOOT_ATTEMPTS):
+            self._commands.prepare_gateway()
+            give_up_at = time.monotonic() + BOOT_DEADLINE_S
+            while (readiness := self._commands.gateway_readiness) is Readiness.PENDING:
+                if self._is_ending:
+                    raise RollingFailed("the broker is shutting down")
+                if time.monotonic() >= give_up_at:
+                    break
+                await asyncio.sleep(POLL_S)
+            if readiness is Readiness.READY:
+                return
+            if readiness is Readiness.PENDING:
+                why = f"has not started within {BOOT_DEADLINE_S:.0f} s"
+                raise RollingFailed(f"the gateway's next process {why}; the one before serves on")
+        raise RollingFailed("the gateway's next process does not start, or ends at once; the one before serves on")
 
     # ---- waiting
 

@@ -8,6 +8,7 @@ any more, or cannot be used, is killed. Not here: when it is wanted (`rolling`).
 from __future__ import annotations
 
 import contextlib
+import enum
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,14 @@ from gnatswarm.router.supervision.shard_process import ShardProcess
 if TYPE_CHECKING:
     from gnatswarm.router.supervision.shard_process import Parent
     from gnatswarm.shards.boundary.control import Boot, ControlError, ControlMessage
+
+
+class Readiness(enum.Enum):
+    """Of a process that stands by."""
+
+    NONE = "there is none"
+    PENDING = "it reads its program"
+    READY = "it waits for Boot"
 
 
 class Standby:
@@ -46,9 +55,11 @@ class Standby:
             self._process = process
 
     @property
-    def is_pending(self) -> bool:
-        """Whether there is one that still reads its program."""
-        return self._process is not None and not self._process.is_awake
+    def readiness(self) -> Readiness:
+        """Whether there is one, and whether it has read its program."""
+        if self._process is None:
+            return Readiness.NONE
+        return Readiness.READY if self._process.is_awake else Readiness.PENDING
 
     @property
     def boot_id(self) -> str:
@@ -58,7 +69,7 @@ class Standby:
     def take(self, boot: Boot, command: Sequence[str]) -> ShardProcess | None:
         """The process, with its Boot sent; None: there is none that was started for this one. It is the caller's."""
         process = self._process
-        if process is None or not process.fits(boot, command):
+        if process is None or not process.is_awake or not process.fits(boot, command):
             self.discard()
             return None
         self._process = None

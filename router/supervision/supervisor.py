@@ -19,7 +19,7 @@ from gnatswarm.router.supervision.broker import SupervisedBroker, SupervisedShar
 from gnatswarm.router.supervision.opening import CannotStart, why_most
 from gnatswarm.router.supervision.relays import RelayKeeping
 from gnatswarm.router.supervision.shard_process import ShardProcess, exit_text
-from gnatswarm.router.supervision.standby import Standby
+from gnatswarm.router.supervision.standby import Readiness, Standby
 from gnatswarm.shards.boundary import control, linkdir, logs
 
 if TYPE_CHECKING:
@@ -502,6 +502,7 @@ class Supervisor:
             return
         self._exit_code = exit_code
         self._broker.is_stopping = True
+        self._standby.discard()
         log.info("Initiating Shutdown...")
         self._audience.on_stopping()
         # No new connections, before any shard closes its clients: they would come back to another one.
@@ -519,6 +520,7 @@ class Supervisor:
         if self._broker.is_leaving or self._exit_code is not None:
             return
         self._broker.is_leaving = True
+        self._standby.discard()  # it holds the ports of other servers
         self._remember()
         log.info("Entering lame duck mode, stop accepting new clients")
         self._audience.on_lame_duck()
@@ -608,9 +610,9 @@ class Supervisor:
             self._standby.launch(self._boot(self._broker.gateway, os.urandom(8).hex()), self._broker.command)
 
     @property
-    def is_gateway_prepared(self) -> bool:
-        """Whether nothing is to be waited for."""
-        return not self._standby.is_pending
+    def gateway_readiness(self) -> Readiness:
+        """Whether that process is ready to be used."""
+        return self._standby.readiness
 
     def replace_gateway(self, within_s: float) -> None:
         """End the gateway's process within this time; its next one follows."""

@@ -44,6 +44,7 @@ cdef class LayeredSocket(Socket):
     cdef int shake(self) except -1
     cdef int decrypt(self) except -1
     cdef int unframe(self, object data) except -1
+    cdef int end_if_over(self) except -1
     cdef int feed(self, object payload) except -1
     cdef int become_open(self) except -1
     cdef int ask_for_upgrade(self) except -1

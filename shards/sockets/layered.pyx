@@ -75,6 +75,13 @@ cdef inline object readable(const void *data, Py_ssize_t size):
     return PyMemoryView_FromMemory(<char *>data, size, PyBUF_READ)
 
 
+cdef object owned(object payload, Py_ssize_t at):
+    """What is behind that place. Copied where it is in the read buffer, and once only: a peer that rests takes a large
+    frame in thousands of pieces."""
+    cdef object view = memoryview(payload)
+    return bytes(view[at:]) if view.obj is None else view[at:]
+
+
 cdef str tls_error_text(object error):
     """OpenSSL's error text, without its source file."""
     text = getattr(error, "verify_message", "") or (error.reason or "").replace("_", " ").lower()
@@ -270,7 +277,7 @@ cdef class LayeredSocket(Socket):
                 self.take(<const uint8_t *>PyBytes_AS_STRING(wire), PyBytes_GET_SIZE(wire))
             else:
                 self.feed(data)
-        return 0
+        return self.end_if_over()
 
     # ---- the PROXY header
 
@@ -444,11 +451,16 @@ cdef class LayeredSocket(Socket):
                     self.kept = (self.kept or []) + [(False, rest) for rest in payloads[i:]]
                 break
             self.feed(payload)
-        if self.frames.is_over and not self.peer.is_closing and not self.kept:
-            if self.frames.error:
-                self.owner.on_wire_error(self.frames.error)
-            self.peer.close(self.frames.close_reason)
-            out_call(&self.peer.out)
+        return self.end_if_over()
+
+    cdef int end_if_over(self) except -1:
+        """Close a WebSocket connection that has ended, or has sent wrong frames, when the peer has what came before."""
+        if self.frames is None or not self.frames.is_over or self.peer.is_closing or self.kept:
+            return 0
+        if self.frames.error:
+            self.owner.on_wire_error(self.frames.error)
+        self.peer.close(self.frames.close_reason)
+        out_call(&self.peer.out)
         return 0
 
     cdef int feed(self, object payload) except -1:
@@ -461,7 +473,7 @@ cdef class LayeredSocket(Socket):
             n = self.peer.read_parts(self.reactor.shared, PEER_BYTES, parts)
             if n == 0:
                 if self.peer.holds:
-                    self.kept = (self.kept or []) + [(False, bytes(payload[at:]))]
+                    self.kept = (self.kept or []) + [(False, owned(payload, at))]
                 return 0
             total = 0
             for i in range(n):

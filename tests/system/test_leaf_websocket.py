@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.support.authority import Authority
-from tests.support.framed import BINARY, PING, FramedClient, connect, frame, request, upgrade, websocket_port
+from tests.support.framed import BINARY, CLOSE, PING, FramedClient, connect, frame, request, upgrade, websocket_port
 from tests.support.leaves import Net, check_own_account, hub_port, know, payloads, subscribed
 from tests.support.pipe import Pipe
 from tests.support.servers import KINDS, Broker
@@ -193,6 +193,20 @@ async def test_info_names_the_websocket_port_and_asks_for_no_tls(hub: Broker, pa
     assert leaf.info["ws_connect_urls"] == [f"127.0.0.1:{websocket_port(hub)}"]
     assert leaf.info["leafnode_urls"] and leaf.info["nonce"] and "tls_required" not in leaf.info
     assert b'"remote_account":"A"' in await until_said(leaf, b"LS+ $LDS.")
+    leaf.close()
+
+
+@pytest.mark.parametrize("end", ["close", "wrong"])
+async def test_what_ends_a_connection_behind_much_interest_ends_it(hub: Broker, end: str) -> None:
+    """Interest that is more than it is read without rests, in one large frame: what comes behind it is kept, too."""
+    leaf = await by_hand(hub, ANY)
+    await until_said(leaf, b"LS+ $LDS.")
+    told = b"".join(b"LS+ told.%06d.some.subject\r\n" % number for number in range(60_000))
+    last = frame(CLOSE, (1000).to_bytes(2, "big")) if end == "close" else frame(3, b"an opcode that is none")
+    leaf.writer.write(frame(BINARY, told) + last)
+    async with asyncio.timeout(20.0):
+        while await leaf.reader.read(65536):
+            pass
     leaf.close()
 
 

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from gnatswarm.broker.options import Options
-from gnatswarm.router.supervision.standby import Standby
+from gnatswarm.router.supervision.standby import Readiness, Standby
 from gnatswarm.shards.boundary import control
 from gnatswarm.shards.boundary.control import Channel, ControlMessage, ServerPort, ToShard
 
@@ -77,6 +77,13 @@ class Scene:
             self.keeper, lambda process, message: self.heard.put_nowait(message), lambda process, error: None
         )
 
+    def is_now(self, readiness: Readiness) -> bool:
+        return self.standby.readiness is readiness
+
+    async def wakes(self) -> None:
+        self.keeper.ends[-1].sendall(control.encode(control.Awake()) + control.encode(control.Ready()))
+        assert await self.heard.get() == control.Ready()  # the first word is not for others
+
 
 @pytest.fixture
 async def scene() -> AsyncIterator[Scene]:
@@ -89,13 +96,12 @@ async def scene() -> AsyncIterator[Scene]:
 
 async def test_it_is_waited_for_and_then_gets_its_boot(scene: Scene) -> None:
     standby = scene.standby
-    assert not standby.is_pending and standby.boot_id == ""
+    assert scene.is_now(Readiness.NONE) and standby.boot_id == ""
     standby.launch(BOOT, COMMAND)
-    assert standby.is_pending and standby.boot_id == "0011"
+    assert scene.is_now(Readiness.PENDING) and standby.boot_id == "0011"
     assert scene.keeper.descriptors == [[8, 9]]
-    scene.keeper.ends[0].sendall(control.encode(control.Awake()) + control.encode(control.Ready()))
-    assert await scene.heard.get() == control.Ready()  # the first word is not for others
-    assert not standby.is_pending
+    await scene.wakes()
+    assert scene.is_now(Readiness.READY)
     later = msgspec.structs.replace(BOOT, generation=7)
     process = standby.take(later, COMMAND)
     assert process is not None and (process.pid, process.is_open) == (101, True)
@@ -108,11 +114,15 @@ async def test_it_is_waited_for_and_then_gets_its_boot(scene: Scene) -> None:
     assert not scene.keeper.killed
 
 
-@pytest.mark.parametrize("what", ["a port", "the program", "the page", "the process"])
-async def test_what_was_started_for_something_else_is_killed(scene: Scene, what: str) -> None:
+@pytest.mark.parametrize("what", ["a port", "the program", "the page", "the process", "nothing: it hangs"])
+async def test_what_cannot_be_used_is_killed(scene: Scene, what: str) -> None:
     scene.standby.launch(BOOT, COMMAND)
+    if what != "nothing: it hangs":
+        await scene.wakes()
     boot, command = BOOT, COMMAND
     match what:
+        case "nothing: it hangs":
+            pass
         case "a port":
             boot = msgspec.structs.replace(BOOT, server_ports={"cluster": ServerPort(11, "127.0.0.1", 6222)})
         case "the program":
@@ -128,9 +138,9 @@ async def test_what_was_started_for_something_else_is_killed(scene: Scene, what:
 async def test_one_that_dies_is_forgotten(scene: Scene) -> None:
     scene.standby.launch(BOOT, COMMAND)
     scene.standby.on_exited(100)  # somebody else
-    assert scene.standby.is_pending
+    assert scene.is_now(Readiness.PENDING)
     scene.standby.on_exited(101)
-    assert not scene.standby.is_pending and scene.standby.take(BOOT, COMMAND) is None
+    assert scene.is_now(Readiness.NONE) and scene.standby.take(BOOT, COMMAND) is None
     assert not scene.keeper.killed
 
 
@@ -145,4 +155,4 @@ async def test_the_next_one_replaces_it_and_the_last_is_waited_for(scene: Scene)
 async def test_where_none_can_be_started_there_is_none(scene: Scene) -> None:
     scene.keeper.errno = 11
     scene.standby.launch(BOOT, COMMAND)
-    assert not scene.standby.is_pending and scene.standby.take(BOOT, COMMAND) is None
+    assert scene.is_now(Readiness.NONE) and scene.standby.take(BOOT, COMMAND) is None
