@@ -234,7 +234,13 @@ class _Keeper:
             begun = begin()
             if begun is not None:
                 _share(has_https=begun.has_https)
-            self._start_router("")
+            try:
+                self._start_router("")
+            except OSError as error:  # of a limit of processes, or of memory
+                from gnatswarm.shards.boundary import logs
+
+                logs.fatal_line(f"cannot start a process: {os.strerror(error.errno or 0)}")
+                return 1
             if begun is not None:
                 begun.close()
         else:

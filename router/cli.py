@@ -256,7 +256,7 @@ def _spark(job: str, arguments: list[str], program: str) -> int:
     import importlib.util
 
     if importlib.util.find_spec("pyspark") is None:
-        return _fail(program, f"{job} needs Spark: pip install 'gnatswarm[spark]' (some 400 MB, Java included)")
+        return _fail(program, f"{job} needs Spark: pip install 'gnatswarm[spark]' (some 700 MB, Java included)")
     command = [sys.executable, "-P", "-m", f"gnatswarm.spark.jobs.{job.replace('-', '_')}", *arguments]
     if job == "suggest-permissions" and any(word.split("=")[0] == "--dry-run" for word in arguments):
         return _dry_run(command, program)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import os
 import re
 import shutil
@@ -211,8 +212,25 @@ def new_session(
     for key, value in given.items():
         builder = builder.config(key, value)
     own = settings is SMALL and "SPARK_CONF_DIR" not in os.environ and "PYSPARK_GATEWAY_PORT" not in os.environ
-    with few_jars() if own else contextlib.nullcontext():
-        return builder.getOrCreate()
+    before = _children()
+    try:
+        with few_jars() if own else contextlib.nullcontext():
+            return builder.getOrCreate()
+    except BaseException:
+        # Where this is interrupted nobody knows the Java that is starting, which would stay for ever.
+        for pid in _children() - before:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)  # (asked to end it would log what it was doing)
+        raise
+
+
+def _children() -> set[int]:
+    """The processes that this one has started; none, where the system does not tell."""
+    found: set[int] = set()
+    with contextlib.suppress(OSError):
+        for path in Path("/proc/self/task").glob("*/children"):
+            found.update(map(int, path.read_text().split()))
+    return found
 
 
 def is_here(master: str) -> bool:
@@ -233,6 +251,7 @@ def run(
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
+    logging.getLogger().addFilter(_is_no_interrupt)
     session = None
     try:
         session = new_session(
@@ -249,6 +268,11 @@ def run(
             with contextlib.suppress(Py4JError, ConnectionError):  # its Java has ended already
                 session.stop()
     return 1
+
+
+def _is_no_interrupt(record: logging.LogRecord) -> bool:
+    """Py4J logs a ^C during a call with its traceback, and what the call fails with because of that."""
+    return not str(record.msg).startswith(("KeyboardInterrupt while", "Exception while sending"))
 
 
 def reason(error: Exception) -> str:

@@ -78,7 +78,10 @@ def _is_first_on_path(script: str) -> bool:
 
 def _nearby(path: str) -> str:
     """Relative, if it is in this directory or below."""
-    here = os.getcwd().rstrip("/") + "/"
+    try:
+        here = os.getcwd().rstrip("/") + "/"
+    except OSError:  # it has been removed
+        return path
     return path.removeprefix(here)
 
 

@@ -72,6 +72,14 @@ def load(path: str, *, environment: Mapping[str, str] | None = None) -> Block:
     return parsed.tree
 
 
+def _real(path: str) -> str:
+    """The file that this path names; "": none, as reading it will report (a NUL; relative, in a removed directory)."""
+    try:
+        return os.path.realpath(path)
+    except (OSError, ValueError):
+        return ""
+
+
 class _Reading:
     """The state that the parsers of a file and its includes share."""
 
@@ -89,9 +97,8 @@ class _Reading:
     def file(self, path: str, at: Position) -> Block:
         """The tree of one file; if it cannot be read, an empty tree and a problem at `at`."""
         empty = Block(Position(path, 1, 1), {}, set())
-        # A path with a NUL has no real path; reading it below reports the problem.
-        real = os.path.realpath(path) if "\0" not in path else ""
-        if real in self.open_files:
+        real = _real(path)
+        if real and real in self.open_files:
             chain = " includes ".join([*map(os.path.basename, self.open_files), os.path.basename(real)])
             self.problem(at, f"circular include of {path!r}: {chain}", "remove one of these includes")
             return empty

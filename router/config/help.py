@@ -114,7 +114,7 @@ Messages from a terminal, to this broker or any NATS server ({program} pub -h, â
 Taken from nats-server's command lines, but not offered; announced and ignored:
     -js, --jetstream, -sd, --store_dir, --profile
 
-Exit codes: 0 stopped by quit or ^C; 1 stopped by term, or could not start (the reason is on standard error).
+Exit codes: 0 stopped (by term, with compatibility "2.9": 1); 1 could not start (the reason is on standard error).
 """
 
 TLS_TEXT = """\

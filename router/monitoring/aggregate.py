@@ -232,7 +232,10 @@ def leafz(facts: Facts, found: list[LeafRow]) -> Document:
 
 
 def _traffic(facts: Facts) -> Document:
-    """Counters of messages and clients. 2.15 adds counters of clients alone: without the gateway's."""
+    """Counters of messages and clients; 2.15 says apart what is clients' alone.
+
+    What passes to and from other servers is in /routez and /leafz.
+    """
     received = {name: total(facts, name) for name in ("in_msgs", "in_bytes")}
     sent = {name: total(facts, name) for name in ("out_msgs", "out_bytes")}
     slow = {"slow_consumers": total(facts, "slow_consumers") + facts.slow_servers}

@@ -133,9 +133,9 @@ class Supervisor:
             self._align()
 
     def meet(self) -> None:
-        """Wait until the founders' processes exist."""
-        for shard in self._broker.members:
-            if shard.process is not None:
+        """Wait until the founders' processes exist. One that could not be started may have been requested again."""
+        while requested := [one for one in self._broker.members if one.process is not None and one.process.pid == 0]:
+            for shard in requested:  # (the keeper answers in this order)
                 self._meet(shard)
 
     def supervise(self) -> None:

@@ -131,7 +131,8 @@ def main(arguments: list[str]) -> int:
 
         wait(query, stop, progress, lambda: refresh(now=False))
         are_answered = stop.is_asked or refresh(now=True)
-        for path in unread(session, asked.stats_dir, asked.out, began):
+        # (who is stopped has not come to the rest yet)
+        for path in [] if stop.is_asked else unread(session, asked.stats_dir, asked.out, began):
             progress.say(f"nothing can be read of {path}")
         aside, copies = total.pop("aside", 0), total.pop("copies", 0)
         progress.say(

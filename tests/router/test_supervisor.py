@@ -506,6 +506,31 @@ class TestHandoff:
             router.note_pids()
 
 
+def test_founders_that_could_not_be_forked_and_were_requested_again_are_waited_for() -> None:
+    """The keeper answers in the order of the requests."""
+    requested = [f"first {number}" for number in range(4)]
+    members: list[Any] = [SimpleNamespace(process=SimpleNamespace(pid=0, name=name)) for name in requested]
+    met: list[str] = []
+
+    def meet(shard: Any) -> None:
+        assert shard.process.name == requested[len(met)], "another one is answered now"
+        met.append(shard.process.name)
+        if shard is members[3] and shard.process.name.startswith("again"):
+            shard.process = None  # it waits until it is tried once more
+        elif shard is members[1] or shard is members[3]:
+            if shard.process.name.startswith("first"):
+                requested.append(f"again {members.index(shard)}")
+                shard.process = SimpleNamespace(pid=0, name=requested[-1])
+            else:
+                shard.process.pid = 7
+        else:
+            shard.process.pid = 7
+
+    supervisor: Any = SimpleNamespace(_broker=SimpleNamespace(members=members), _meet=meet)
+    Supervisor.meet(supervisor)
+    assert met == ["first 0", "first 1", "first 2", "first 3", "again 1", "again 3"]
+
+
 def test_a_second_stop_kills_what_has_not_stopped() -> None:
     said: list[object] = []
     refused: list[bool] = []

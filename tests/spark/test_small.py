@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -87,3 +89,26 @@ def test_a_report_costs_little_more_than_to_start_spark_and_to_count(
     assert f"{made['in_msgs']:,}" in page.read_text() and "Who talks to whom" in page.read_text()
     print(f"{rows:,} rows: count {counted.cpu_s:.1f} s, report {reported.cpu_s:.1f} s of processor time")
     assert reported.cpu_s <= MOST_TO_COUNT * counted.cpu_s
+
+
+def test_a_java_that_starts_when_its_start_is_interrupted_is_ended(monkeypatch: pytest.MonkeyPatch):
+    from pyspark.sql import SparkSession
+
+    from gnatswarm.spark.session import new_session
+
+    started: list[subprocess.Popen[bytes]] = []
+    before = subprocess.Popen(["sleep", "60"])
+
+    def start(_builder: object) -> object:
+        started.append(subprocess.Popen(["sleep", "60"]))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(SparkSession.Builder, "getOrCreate", start)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            new_session("count", master="local[1]", memory="")
+        assert started[0].wait(10) == -signal.SIGKILL
+        assert before.poll() is None, "somebody else's child"
+    finally:
+        before.kill()
+        before.wait()

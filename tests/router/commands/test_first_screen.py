@@ -91,6 +91,17 @@ def test_what_to_type_is_what_was_typed(tmp_path: Path, monkeypatch: pytest.Monk
     assert called_by([f"{tmp_path}/bin/python", "-P", "-m", "gnatswarm"]) == "bin/python -P -m gnatswarm"
 
 
+def test_in_a_directory_that_was_removed_the_whole_path_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert called_by(["/usr/bin/python", f"{tmp_path}/bin/gnatswarm"]) == f"{tmp_path}/bin/gnatswarm"
+
+
 def test_many_shards_are_not_a_wall_of_numbers() -> None:
     text = first_screen("0.0.0.0:4222", 100, 99, list(range(1_000_000, 1_000_064)), "reuseport")
     assert "64 shards" in text
