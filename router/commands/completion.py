@@ -52,7 +52,10 @@ def flags_of(command: str) -> list[str]:
 
 def _flags_of_a_start(kinds: tuple[type, ...] = (bool, int, str)) -> list[str]:
     found = {
-        f"-{name}" if len(name) <= 3 else f"--{name}" for flag in FLAGS if flag.kind in kinds for name in flag.names
+        f"-{name}" if len(name) <= 2 or name.isupper() else f"--{name}"
+        for flag in FLAGS
+        if flag.kind in kinds
+        for name in flag.names
     }
     return sorted(found)
 

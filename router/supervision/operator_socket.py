@@ -282,6 +282,8 @@ class OperatorServer:
                 send(await self._answer_line(line, lambda text: send(Reply(progress=text))))
                 with contextlib.suppress(ConnectionError):
                     await writer.drain()
+        except asyncio.CancelledError:
+            return  # the broker ends; of a task that ends so asyncio would log a traceback
         finally:
             writer.close()
 
