@@ -535,8 +535,8 @@ class World:
         for person, queued in behind:
             if person.is_gone or not back.is_open or person.client.socket.queued - queued <= TELLING_BYTES:
                 continue
-            if back.link is not None and back.link.joined_us == self.swarm.now_us:
-                continue  # nobody can tell whether that was said before it joined, to the shard that had its number
+            if back.link is not None and self.swarm.now_us - back.link.joined_us <= SLOW_AGAIN_US:
+                continue  # it may have been said before it joined, to the shard that had its number
             socket = person.client.socket
             for frame in frames(socket.queued_from(queued), is_cut=socket.close_reason != 0):
                 if not frame.is_message or frame.size <= TELLING_BYTES or self.subscriptions[int(frame.sid) - 1].queue:
