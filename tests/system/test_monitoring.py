@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support import swarm
 from tests.support.pages import Pages, basic
-from tests.support.servers import HOST, Broker
+from tests.support.servers import HOST, Broker, wait_until
 from tests.support.wire import Client, Cluster
 
 pytestmark = pytest.mark.kinds("gnatswarm-1", "gnatswarm-2", "gnatswarm-4")
@@ -532,13 +532,14 @@ async def test_a_page_of_many_connections_comes_in_short_slices(start_broker, cl
     await pages.wait("/subsz", lambda page: page["num_subscriptions"] == 1200)
     for query in ("limit=10000", "sort=pending&limit=10000", "subs=detail&limit=10000"):
         assert pages.json(f"/connz?{query}")["num_connections"] == 600
-    said = [broker.log.wait_line(r"connz took (\d+) slices, the longest of ([\d.]+) ms CPU")]
-    said += [
-        m for line in broker.log.lines if (m := re.search(r"connz took (\d+) slices, the longest of ([\d.]+) ms", line))
-    ]
-    assert len(said) >= 4
+
+    def longest_ms() -> list[float]:
+        said = [re.search(r"connz took \d+ slices, the longest of ([\d.]+) ms CPU", line) for line in broker.log.lines]
+        return [float(found[1]) for found in said if found]
+
+    await asyncio.to_thread(wait_until, lambda: len(longest_ms()) >= 3)  # the log comes behind the pages
     # Twice the promise: this may be a sanitizer's build, or a machine that is slower than ours.
-    assert max(float(match[2]) for match in said) < 4.0
+    assert max(longest_ms()) < 4.0
 
 
 @pytest.mark.kinds("gnatswarm-2")
