@@ -189,12 +189,12 @@ class OperatorAnswers:
             return Reply(error=problem)
         deadline = time.monotonic() + SCALE_DEADLINE_S
         while not is_scaled(self._view):
+            if time.monotonic() > deadline or self._view.wanted != wanted:
+                return Reply(error="the broker has not the wanted shards yet; `gnatswarm status` says why")
             for shard in self._view.shards:
                 if shard.number < wanted and shard.state.phase is Phase.STOPPED:  # it was tried often enough
                     why = shard.state.fatal_reason or shard.state.last_reason
                     return Reply(error=f"shard {shard.number} cannot start: {why}; scale again, or to fewer shards")
-            if time.monotonic() > deadline or self._view.wanted != wanted:
-                return Reply(error="the broker has not the wanted shards yet; `gnatswarm status` says why")
             await asyncio.sleep(SCALE_POLL_S)
         text = f"{wanted} shards serve (before: {before})"
         if wanted > before:

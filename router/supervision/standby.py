@@ -44,7 +44,7 @@ class Standby:
     def launch(self, boot: Boot, command: Sequence[str]) -> None:
         """Start one for a Boot with these descriptors; none, where it cannot be started."""
         self.discard()
-        with contextlib.suppress(OSError):  # the gateway is started as ever
+        with contextlib.suppress(OSError):  # `readiness` says so
             process = ShardProcess.launched(boot, self._parent, command)
             try:
                 process.meet()

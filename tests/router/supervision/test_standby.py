@@ -10,31 +10,12 @@ from collections.abc import AsyncIterator, Sequence
 import msgspec
 import pytest
 
-from gnatswarm.broker.options import Options
 from gnatswarm.router.supervision.standby import Readiness, Standby
 from gnatswarm.shards.boundary import control
 from gnatswarm.shards.boundary.control import Channel, ControlMessage, ServerPort, ToShard
+from tests.shards.boundary.test_control import BOOT as SOME_BOOT
 
-BOOT = control.Boot(
-    version=control.CONTROL_VERSION,
-    shard=63,
-    shards=2,
-    server_id="NABC",
-    server_name="marsh",
-    boot_id="0011",
-    options=Options(),
-    host="",
-    port=4222,
-    listener_fds=[],
-    websocket_fds=[],
-    handoff_fd=-1,
-    page_fd=8,
-    link_dir="/run/gnatswarm/1-abc",
-    created_us=1,
-    keeper_pid=1,
-    is_gateway=True,
-    server_ports={"cluster": ServerPort(9, "127.0.0.1", 6222)},
-)
+BOOT = msgspec.structs.replace(SOME_BOOT, shard=63, boot_id="0011", listener_fds=[], websocket_fds=[], is_gateway=True)
 COMMAND = ["/new/gnatswarm", "_shard"]
 
 
