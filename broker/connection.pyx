@@ -401,7 +401,7 @@ cdef class ClientConnection(Peer):
         cdef Publish message
         cdef Entry *entry
         cdef uint64_t hash
-        cdef bint once = False, is_mapped_by_chance = False
+        cdef bint once = False, is_mapped_by_chance = False, is_wrong = False
         if unlikely(not is_whole(self, data, size, total, op)):
             return self.incomplete(data, size, total, op)
         if unlikely(op.subject.at[0] == c'$') and not self.is_asking and asks_system(op) and self.session is not None:
@@ -415,6 +415,7 @@ cdef class ClientConnection(Peer):
             return self.publish_traced(data, size, op, whole)
         if unlikely(self.is_pedantic) and not is_publishable(op.subject.at, op.subject.size):
             self.fail(errors.InvalidPublishSubject())
+            is_wrong = True
         hash = hash_bytes(op.subject.at, op.subject.size, self.sublist.seed)
         entry = self.sublist.peek(op.subject.at, op.subject.size, hash)
         if unlikely(entry == NULL or entry.extras_at) and self.sublist.n_mappings:
@@ -450,8 +451,8 @@ cdef class ClientConnection(Peer):
             self.deliver_traced(entry, &message)
             return total
         if message.tail == tail and whole == NULL and not is_mapped_by_chance \
-                and not (self.is_verbose or self.is_pedantic or once) \
-                and not (op.reply.size and self.wants_no_responders):   # each of which may need its own 503
+                and not (self.is_verbose or is_wrong or once) \
+                and not (op.reply.size and self.wants_no_responders):   # each of which may need its own words
             remember(self, entry, data, op.line_size, &message)
         self.deliver(entry, &message)
         return total

@@ -10,8 +10,8 @@ from libc.stdlib cimport free, realloc
 from libc.string cimport memcmp, memcpy
 
 from gnatswarm.broker.outbuf cimport (
-    BLOB_BYTES, blob_new, blob_release, out_append, out_append_blob, out_mark_dirty, out_reserve, outbox_new,
-    outbox_release)
+    BLOB_BYTES, blob_new, blob_release, out_append, out_append_blob, out_mark_dirty, out_reserve, out_send_run,
+    outbox_new, outbox_release)
 from gnatswarm.broker.peer cimport Peer
 from gnatswarm.broker.entry cimport is_foreign
 from gnatswarm.broker.sublist cimport width_bucket
@@ -195,6 +195,13 @@ cdef class Fanout:
                     or not out_append_blob(out, publish.blob, tail, publish.tail_size):
                 return 0
             return 1
+        if count > 1 and unlikely(publish.stride >= out.box.large_stride) \
+                and publish.stride * count >= out.box.direct_bytes:
+            n = out_send_run(out, prefix, prefix_size, tail, publish.tail_size, publish.stride, count)
+            left -= <uint32_t>n
+            if left == 0:
+                return count
+            tail += n * publish.stride
         while True:
             if unlikely(out_reserve(out, size) == NULL):
                 return count - left

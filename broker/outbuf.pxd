@@ -27,6 +27,10 @@ cdef enum:
     # a busy host a reader may not run for a while. With 100 ms such a reader counted as stuck, was flooded past
     # max_pending and closed, where nats-server waits for it.
     STALL_IF_TAKEN_US = 2000000
+    # A run of messages of at least LARGE_STRIDE bytes each, and of DIRECT_BYTES together, is sent from where it was
+    # read: its copy costs more than the send() that other output of the same round would have shared.
+    LARGE_STRIDE = 1024
+    DIRECT_BYTES = 32768
 
 # Where a client's subscriptions are while its connection moves to another shard: see moves.pxd.
 cdef enum Moving:
@@ -91,6 +95,8 @@ ctypedef struct Outbox:
     bint relieved            # a peer went from past its stall mark to under half of it
     size_t bytes_in_chunks   # memory held by chunks and blobs in use, for limits and monitoring
     uint64_t now_us          # the time of this turn (monotonic), set by the owner of the loop
+    size_t direct_bytes      # DIRECT_BYTES, and of which …
+    size_t large_stride      # … LARGE_STRIDE; tests have them smaller
 
 ctypedef struct OutBuf:
     uint8_t *pos
@@ -142,6 +148,11 @@ cdef uint8_t *out_reserve_slow(OutBuf *out, size_t n) noexcept
 # Appends by reference; the blob gets a reference. False: refused (closed or over its limit).
 cdef bint out_append_blob(OutBuf *out, Blob *blob, const uint8_t *start, size_t n) noexcept
 cdef bint out_append(OutBuf *out, const uint8_t *data, size_t n) noexcept
+# Sends the tails of a run as it was read (no rewritten ones), each behind the prefix and `stride` bytes after the one
+# before it, from where they are; what the kernel does not take of them is copied. Returns how many are settled so: the
+# rest is for others to append. 0: it has other output, or may not be sent to now.
+cdef uint32_t out_send_run(OutBuf *out, const uint8_t *prefix, size_t prefix_size, const uint8_t *tail,
+                           size_t tail_size, size_t stride, uint32_t count) noexcept
 # Bytes that wait to be sent.
 cdef size_t out_pending(const OutBuf *out) noexcept nogil
 # The kernel took n bytes (0 <= n <= pending).

@@ -3,11 +3,12 @@
 
 Not a socket and not a queue of messages: bytes in chunks, appended by fan-out, taken by the socket's owner.
 Invariant: unsent bytes = sealed + (pos - tail.data - tail.start). An idle peer holds no chunk. Appending is two
-copies; a full chunk is flushed at once, so that a peer that reads needs no second one.
+copies; a full chunk is flushed at once, so that a peer that reads needs no second one. A long run of large messages is
+not copied at all: chunks that refer to it are lent to one flush.
 """
 
 from libc.stdlib cimport calloc, free, malloc
-from libc.string cimport memcpy, memset
+from libc.string cimport memcmp, memcpy, memset
 
 from gnatswarm.broker.word cimport SLACK
 
@@ -19,6 +20,8 @@ cdef enum:
     # Detached output, of which some may be dropped, has so many times max_pending; the limit itself holds when it is
     # detached no more (broker.moves).
     SURPLUS_FACTOR = 4
+    # Parts of one gathering write, as the sockets have it: half of them prefixes.
+    MOST_LENT = 64
 
 
 cdef Outbox *outbox_new() except NULL:
@@ -26,6 +29,8 @@ cdef Outbox *outbox_new() except NULL:
     if box == NULL:
         raise MemoryError
     box.refs = 1
+    box.direct_bytes = DIRECT_BYTES
+    box.large_stride = LARGE_STRIDE
     return box
 
 
@@ -100,7 +105,7 @@ cdef void chunk_free(Outbox *box, Chunk *chunk) noexcept nogil:
         chunk.next = box.free_small
         box.free_small = chunk
         box.n_free_small += 1
-    else:
+    elif chunk.capacity:   # (one that was lent is its lender's)
         free(chunk)
 
 
@@ -296,6 +301,68 @@ cdef bint out_append_blob(OutBuf *out, Blob *blob, const uint8_t *start, size_t 
     return True
 
 
+cdef void out_lend(OutBuf *out, Chunk *chunk, const uint8_t *data, size_t n) noexcept:
+    chunk.next = NULL
+    chunk.data = <uint8_t *>data
+    chunk.start = 0
+    chunk.end = n
+    chunk.capacity = 0
+    chunk.blob = NULL
+    out_push(out, chunk)
+    out.limit = out.pos
+
+
+cdef bint out_keep_lent(OutBuf *out) noexcept:
+    """Copies what is left of chunks that were lent, all there are. False: refused, as an append would be."""
+    cdef size_t left = out_pending(out)
+    cdef Chunk *lent = out.head
+    cdef Chunk *chunk
+    out.head = out.tail = NULL
+    out.pos = out.limit = NULL
+    out.sealed = 0
+    if out.close_reason != CLOSE_NONE:
+        return False
+    chunk = NULL if out.max_pending and left > out.max_pending else chunk_new(
+        out.box, left if left > CHUNK_BYTES else <size_t>CHUNK_BYTES)
+    if chunk == NULL:
+        out_condemn(out, CLOSE_SLOW_CONSUMER_PENDING_BYTES)
+        return False
+    while lent != NULL:
+        memcpy(chunk.data + chunk.end, lent.data + lent.start, lent.end - lent.start)
+        chunk.end += lent.end - lent.start
+        lent = lent.next
+    out_push(out, chunk)
+    out_mark_dirty(out)
+    return True
+
+
+cdef uint32_t out_send_run(OutBuf *out, const uint8_t *prefix, size_t prefix_size, const uint8_t *tail,
+                           size_t tail_size, size_t stride, uint32_t count) noexcept:
+    cdef Chunk lent[MOST_LENT]
+    cdef bint is_contiguous = prefix_size + tail_size == stride \
+        and memcmp(tail - prefix_size, prefix, prefix_size) == 0
+    cdef uint32_t sent = 0, n, i
+    cdef size_t left
+    while sent < count and out.head == NULL and not out.is_blocked and out.close_reason == CLOSE_NONE \
+            and out.box.flush != NULL:
+        n = count - sent
+        if is_contiguous:
+            out_lend(out, &lent[0], tail - prefix_size, n * stride)
+        else:
+            n = min(n, <uint32_t>MOST_LENT // 2)
+            for i in range(n):
+                out_lend(out, &lent[2 * i], prefix, prefix_size)
+                out_lend(out, &lent[2 * i + 1], tail + i * stride, tail_size)
+        out.box.flush(out.box.flush_owner, out)
+        if out.head != NULL:
+            left = out_pending(out)
+            if not out_keep_lent(out):
+                return sent + n - <uint32_t>((left + prefix_size + tail_size - 1) // (prefix_size + tail_size))
+        tail += n * stride
+        sent += n
+    return sent
+
+
 cdef void out_take(OutBuf *out, size_t n) noexcept nogil:
     cdef Chunk *chunk
     cdef size_t unsent
@@ -381,6 +448,13 @@ cdef class OutBufProbe:
         cdef bint taken = out_append_blob(&self.out, blob, blob.data + start, len(data) - start)
         blob_release(self.box, blob)
         return taken
+
+    def send_run(self, bytes prefix not None, bytes run not None, size_t tail_at, uint32_t count) -> int:
+        """Sends what `run` holds, `count` messages of the same size, from `tail_at` on, each behind the prefix. Returns
+        how many are settled."""
+        cdef size_t stride = len(run) // count
+        return out_send_run(&self.out, prefix, len(prefix), <const uint8_t *><const char *>run + tail_at,
+                            stride - tail_at, stride, count)
 
     def gather(self, int room=64) -> list:
         """The parts that a gathering write of at most `room` parts would send."""

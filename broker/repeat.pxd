@@ -9,13 +9,15 @@ from libc.stdlib cimport calloc
 
 from gnatswarm.broker.fanout cimport Origin, Publish
 from gnatswarm.broker.entry cimport Entry
+from gnatswarm.broker.outbuf cimport BLOB_BYTES, LARGE_STRIDE
 from gnatswarm.broker.sublist cimport Sublist
 from gnatswarm.broker.word cimport copy_bytes, same_bytes
 
 cdef enum:
     # The longest line worth remembering: verb, a subject of some 100 bytes, reply, size.
     MOST_REPEAT_BYTES = 192
-    # A run is scanned and then copied: this many bytes stay in the L1 cache between the two.
+    # A run is scanned and then copied: this many bytes stay in the L1 cache between the two. (Of large messages
+    # little is scanned, and long runs of them are not copied: outbuf.pxd. Those that may become a blob are no runs.)
     MOST_RUN_BYTES = 16384
     # After this many lines in a row without a repetition, only every 16th is stored.
     MISSES_TO_GIVE_UP = 16
@@ -49,7 +51,7 @@ cdef inline uint32_t repeat_run(Repeat *repeat, Sublist sublist, const uint8_t *
             or not repeats_at(repeat, p) or repeat.epoch != sublist.cache_epoch \
             or not sublist.is_current(repeat.entry):
         return 0
-    if end - p > MOST_RUN_BYTES:
+    if end - p > MOST_RUN_BYTES and (repeat.total < LARGE_STRIDE or repeat.total >= BLOB_BYTES):
         end = p + MOST_RUN_BYTES
     while True:
         n += 1

@@ -60,6 +60,8 @@ def test_a_pedantic_client_is_told_of_its_publish_subject_and_the_message_goes_o
     assert client.talk(b"PUB a.* 2\r\nhi\r\n") == b"-ERR 'Invalid Publish Subject'\r\n"
     assert listener.take() == b"MSG a.* 1 2\r\nhi\r\n"
     assert client.errors == [InvalidPublishSubject]
+    assert client.talk(b"PUB a.* 2\r\nhi\r\n" * 2) == b"-ERR 'Invalid Publish Subject'\r\n" * 2
+    assert client.talk(b"PUB a.b 2\r\nhi\r\n" * 2) == b""
     assert not client.is_over
 
 

@@ -170,6 +170,24 @@ def test_a_sibling_gets_headers_whole_and_a_group_by_name(engine):
     assert {frame.payload for frame in frames(bytes(link.sent))} == {b"hi"}
 
 
+@pytest.mark.parametrize("size", [1000, 2000, 32_000, 33_000, 60_000])
+@pytest.mark.parametrize("receivers", [1, 3])
+@pytest.mark.parametrize("takes", [0, 50_000, 1 << 30])
+def test_runs_of_large_messages_arrive_whole_and_in_order(engine, size, receivers, takes):
+    listeners = [engine.client() for _ in range(receivers)]
+    for listener in listeners:
+        listener.feed(b"SUB a 1\r\n")
+        listener.take()
+        engine.probe.set_takes(listener.socket, takes)
+    payloads = [bytes([number % 256]) * size for number in range(250_000 // size)]
+    for _ in range(2):
+        engine.client().feed(b"".join(b"PUB a %d\r\n%s\r\n" % (size, payload) for payload in payloads))
+    for listener in listeners:
+        engine.probe.set_takes(listener.socket, -1)
+        engine.probe.finish()
+        assert listener.take() == b"".join(b"MSG a 1 %d\r\n%s\r\n" % (size, payload) for payload in payloads) * 2
+
+
 @pytest.mark.parametrize("size", [10, 40_000, 200_000])
 def test_a_big_message_goes_to_clients_and_siblings_alike(engine, size):
     publisher, first, second = engine.clients(3)

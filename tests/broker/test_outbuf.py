@@ -28,13 +28,21 @@ def pattern(size: int, start: int) -> bytes:
 
 
 class OutBufAgainstBytes(RuleBasedStateMachine):
-    """One buffer, against the bytes that were put into it."""
+    """One buffer, against the bytes that were put into it. Its kernel takes what it is asked to, 0 by default."""
 
     def __init__(self):
         super().__init__()
-        self.out = OutBufProbe()
+        self.out = OutBufProbe(kernel=self.kernel)
         self.waiting = b""
         self.put = 0
+        self.taking = 0  # so much
+        self.sent = b""  # what the kernel took
+
+    def kernel(self, pending):
+        n = min(pending, self.taking)
+        self.taking -= n
+        self.sent += b"".join(self.out.gather())[:n]
+        return n
 
     def next_bytes(self, size):
         data = pattern(size, self.put)
@@ -49,6 +57,21 @@ class OutBufAgainstBytes(RuleBasedStateMachine):
     @rule(size=sizes, skipped=st.integers(0, 40))
     def append_blob(self, size, skipped):
         assert self.out.append_blob(bytes(skipped) + self.next_bytes(size), skipped)
+
+    @rule(size=sizes, prefix=st.binary(max_size=30), line=st.none() | st.binary(max_size=30), n=st.integers(1, 80))
+    def send_run(self, size, prefix, line, n):
+        """`line`: what is before each tail in what was read; None: the prefix."""
+        line = prefix if line is None else line
+        tails = [self.next_bytes(size) for _ in range(n)]
+        self.waiting = self.waiting[: len(self.waiting) - n * size]
+        self.taking = self.put * 7919 % (n * (len(prefix) + size) + 1)
+        self.sent = b""
+        settled = self.out.send_run(prefix, b"".join(line + tail for tail in tails), len(line), n)
+        self.taking = 0
+        assert settled == 0 if self.waiting else 0 < settled <= n
+        run = b"".join(prefix + tail for tail in tails[:settled])
+        assert run.startswith(self.sent)
+        self.waiting += run[len(self.sent) :]
 
     @precondition(lambda self: self.waiting)
     @rule(data=st.data())
@@ -161,6 +184,55 @@ def test_a_full_chunk_is_flushed_at_once_so_that_a_peer_that_reads_needs_no_seco
         out.append(b"x" * 1000)
     assert asked == [65_000] * 15  # 65 messages in each large chunk
     assert out.memory["in_use"] == CHUNK
+
+
+RUN = b"".join(b"PUB a 4\r\n%04d\r\n" % number for number in range(100))
+TAILS = b"".join(b"MSG a 1 4\r\n%04d\r\n" % number for number in range(100))
+
+
+def run_to(taken, **settings):
+    """What is settled of the RUN, where the kernel takes what `taken` has, one after the other; and the buffer."""
+    out = OutBufProbe(kernel=lambda pending: min(pending, taken.pop(0)), **settings)
+    return out.send_run(b"MSG a 1", RUN, 5, 100), out
+
+
+def test_a_run_that_the_kernel_takes_needs_no_chunk():
+    settled, out = run_to([10_000] * 4)
+    assert settled == 100
+    assert (out.pending, out.memory["in_use"], out.flags) == (0, 0, set())
+
+
+def test_a_run_behind_another_prefix_of_the_same_size_is_no_stretch_of_what_was_read():
+    sent = []
+
+    def kernel(pending):
+        sent.extend(out.gather())
+        return pending
+
+    out = OutBufProbe(kernel=kernel)
+    assert out.send_run(b"MSG b", RUN, 5, 100) == 100
+    assert b"".join(sent) == RUN.replace(b"PUB a", b"MSG b")
+    sent.clear()
+    assert out.send_run(b"PUB a", RUN, 5, 100) == 100
+    assert sent == [RUN]
+
+
+def test_what_the_kernel_leaves_of_a_run_is_copied_and_the_rest_of_it_is_for_others_to_append():
+    settled, out = run_to([32 * 17, 17])
+    assert settled == 64  # 32 at a time
+    assert out.gather() == [TAILS[33 * 17 : 64 * 17]]
+    assert out.flags == {"dirty"}
+    assert out.send_run(b"MSG a 1", RUN, 5, 100) == 0
+
+
+def test_what_is_left_of_a_run_may_be_max_pending_and_no_more():
+    settled, out = run_to([17], max_pending=31 * 17)
+    assert (settled, out.pending, out.close_reason) == (32, 31 * 17, CloseReason.NONE)
+    settled, out = run_to([18], max_pending=30 * 17)
+    assert settled == 1  # as many as were sent whole
+    assert (out.pending, out.memory["in_use"]) == (0, 0)
+    assert out.close_reason == CloseReason.SLOW_CONSUMER_PENDING_BYTES
+    assert not out.append(b"x")
 
 
 def test_past_max_pending_a_peer_is_condemned_and_called():

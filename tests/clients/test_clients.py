@@ -164,7 +164,7 @@ def test_a_client_comes_back_after_a_crash_with_its_subscription(tmp_path: Path,
         ) as program,
     ):
         assert program.stdout is not None and program.stderr is not None
-        log = Log(iter(program.stdout.readline, b""))
+        log = Log(program.stdout)
         ended = threading.Timer(DEADLINE_S, program.kill)
         ended.start()
         try:
@@ -215,7 +215,7 @@ def test_no_client_notices_a_rebalance_a_restart_and_an_upgrade(tmp_path: Path):
             stack.enter_context(program)
             stack.callback(program.kill)
             assert program.stdout is not None
-            logs[client] = Log(iter(program.stdout.readline, b""))
+            logs[client] = Log(program.stdout)
         for log in logs.values():
             log.wait_line("READY", DEADLINE_S)
         numbers = itertools.count()

@@ -78,7 +78,7 @@ class Crowd:
             stack.enter_context(program)
             stack.callback(program.kill)
             assert program.stdout is not None
-            self.logs[client] = Log(iter(program.stdout.readline, b""))
+            self.logs[client] = Log(program.stdout)
 
     def wait(self, pattern: str) -> None:
         for client, log in self.logs.items():

@@ -109,7 +109,7 @@ class Confined:
             start_new_session=True,
         )
         assert self.process.stderr is not None
-        self.log = Log(iter(self.process.stderr.readline, b""))
+        self.log = Log(self.process.stderr)
 
     def reload(self) -> subprocess.CompletedProcess[str]:
         """What `systemctl reload` runs, and waits for."""

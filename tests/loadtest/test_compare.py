@@ -201,7 +201,7 @@ def test_an_interrupted_comparison_leaves_what_there_is_and_no_server(broker: Br
     words += ["--reference", "given", "--scenario", "1:1 16 B", "--scale", "0.002", "--repeat", "1000"]
     with subprocess.Popen([*BENCH, *words, "--out", str(tmp_path)], stdout=subprocess.PIPE) as running:
         assert running.stdout is not None
-        log = Log(iter(running.stdout.readline, b""))
+        log = Log(running.stdout)
         log.wait_line("^given .*1:1 16 B", 30)
         started = [pid for pid in processes.tree([running.pid]) if pid != running.pid]
         running.send_signal(signal.SIGINT)

@@ -40,7 +40,7 @@ def locust(folder: Path, *words: str, until: Iterable[str] = (), environment: di
     whole = {**os.environ, **(environment or {})}
     with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=folder, env=whole) as running:
         assert running.stdout is not None
-        log = Log(iter(running.stdout.readline, b""))
+        log = Log(running.stdout)
         try:
             for pattern in until:
                 log.wait_line(pattern, 40)
@@ -211,7 +211,7 @@ def test_the_page_has_our_options_and_shows_a_run(broker: Broker, tmp_path: Path
     line = [*words, "--host", f"nats://joe:hunter2@127.0.0.1:{broker.port}"]
     with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=tmp_path) as running:
         assert running.stdout is not None
-        log = Log(iter(running.stdout.readline, b""))
+        log = Log(running.stdout)
         try:
             log.wait_line("Starting web interface", 40)
             program = find()

@@ -226,6 +226,10 @@ cdef class Probe:
     def __dealloc__(self):
         free(self.shared)
 
+    def send_directly(self):
+        """Every run is sent from where it was read, however short it is."""
+        self.fanout.box.direct_bytes = self.fanout.box.large_stride = 1
+
     def seed(self, Sublist sublist not None, uint64_t seed):
         """What is random in the subscriptions of another account follows from this, too."""
         sublist.seed = seed

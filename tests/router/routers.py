@@ -109,7 +109,7 @@ class Router:
             is_read=True,
         )
         assert self.process.stderr is not None
-        self.log = Log(iter(self.process.stderr))
+        self.log = Log(self.process.stderr)
         self.pids: set[int] = set()
 
     def __enter__(self) -> Self:

@@ -118,6 +118,9 @@ SHARE_WITH_RESTS = 0.5
 SERVERS = {"there": 10, "over": 10, "dial": 2, "hang": 1, "fell": 1, "settle": 2, "ping": 2, "pub": 2, "request": 1}
 SERVER_STEPS = "dial", "hang", "fell", "over", "there"
 SERVER_FEATURES = "servers", "fenced", "rests"
+# Runs are sent from where they were read, of messages of any size: drawn apart, of all worlds.
+DIRECT = "direct"
+SHARE_DIRECT = 0.3
 # With `fence: cluster`: one server hears of everything before the others do.
 FENCED_PATTERNS = (
     "settle sub 1 ping 1 carry carry over 2 over 2 over 2 carry over 2 carry over 2 carry carry",
@@ -219,6 +222,8 @@ def drawn(seed: int) -> Schedule:
     if "accounts" in features:
         steps = with_entrusted(seed, steps)
     steps = with_singled(seed, with_later_patterns(seed, with_routers(seed, steps)))
+    if random.Random(f"direct {seed}").random() < SHARE_DIRECT:
+        features = (*features, DIRECT)
     return with_later_features(seed, Schedule(shards, world, is_narrow, steps, features))
 
 
@@ -376,7 +381,7 @@ def parsed(text: str) -> Schedule:
             - set(SERVER_STEPS)
             - {"reload"}
         )
-        unknown |= set(features) - set(FEATURES) - set(LATER_FEATURES) - set(SERVER_FEATURES)
+        unknown |= set(features) - set(FEATURES) - set(LATER_FEATURES) - {*SERVER_FEATURES, DIRECT}
         if unknown:
             raise ValueError(f"unknown: {', '.join(sorted(unknown))}")
         return Schedule(int(shards), int(seed), width == "narrow", steps, tuple(features))

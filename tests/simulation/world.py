@@ -176,6 +176,8 @@ class World:
 
     def configure(self, engine: Engine) -> None:
         """Give a new shard its accounts. Random names come from the seed."""
+        if self.schedule.has("direct"):
+            engine.probe.send_directly()
         if self.tenants.crossings:
             service_imports.os = self  # type: ignore[attr-defined]
             mesh = engine.probe.mesh

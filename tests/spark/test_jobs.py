@@ -42,7 +42,7 @@ class Job:
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, start_new_session=True
         )
         assert self.process.stderr is not None
-        self.log = Log(iter(self.process.stderr.readline, b""))
+        self.log = Log(self.process.stderr)
 
     def wait(self) -> int:
         """Its exit code; everything it has said is in the log."""

@@ -86,7 +86,7 @@ def test_one_shard_nothing_and_no_shard():
 
 @settings(max_examples=100, deadline=None)
 @given(
-    st.dictionaries(st.sampled_from("abcdefghijkl"), st.floats(0.0, 100.0), max_size=12),
+    st.dictionaries(st.sampled_from("abcdefghijkl"), st.floats(0.0, 100.0, allow_subnormal=False), max_size=12),
     st.dictionaries(
         st.tuples(st.sampled_from("abcdefghijkl"), st.sampled_from("abcdefghijkl")), st.floats(0.0, 50.0), max_size=30
     ),

@@ -11,8 +11,10 @@ is for a condition and has a deadline.
 
 from __future__ import annotations
 
+import array
 import contextlib
 import ctypes
+import fcntl
 import functools
 import os
 import re
@@ -24,13 +26,14 @@ import signal
 import subprocess
 import sys
 import tempfile
+import termios
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import IO, Self
 
 from tests.support.forkserver import Forked, forkserver
 
@@ -160,27 +163,49 @@ class NotOffered(BrokerFailed):
 
 
 class Log:
-    """The lines a process wrote on stderr so far; a thread reads them, so a full pipe never stops the process."""
+    """The lines a process wrote to a pipe so far; a thread reads them, so a full pipe never stops the process."""
 
-    def __init__(self, stream: Iterator[bytes]) -> None:
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._fd = os.dup(stream.fileno())
         self._changed = threading.Condition()
         self._lines: list[str] = []
+        self._rest = b""  # of a line
         self._is_ended = False
-        self._thread = threading.Thread(target=self._read, args=(stream,), daemon=True)
+        self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
 
-    def _read(self, stream: Iterator[bytes]) -> None:
-        for raw in stream:
+    def _read(self) -> None:
+        waiting, ready = select.poll(), select.poll()
+        waiting.register(self._fd, select.POLLIN)
+        ready.register(self._fd, select.POLLIN)
+        while not self._is_ended:
+            waiting.poll()
             with self._changed:
-                self._lines.append(raw.decode("utf-8", "replace").rstrip("\r\n"))
-                self._changed.notify_all()
-        with self._changed:
+                if ready.poll(0):  # (or `lines` has read it)
+                    self._take(65536)
+
+    def _take(self, most: int) -> int:
+        """Reads what is there, under the lock; how many bytes."""
+        data = os.read(self._fd, most)
+        *whole, self._rest = (self._rest + data).split(b"\n")
+        if not data:
             self._is_ended = True
-            self._changed.notify_all()
+            os.close(self._fd)
+            if self._rest:
+                whole = [self._rest]
+        self._lines += [line.decode("utf-8", "replace").rstrip("\r") for line in whole]
+        self._changed.notify_all()
+        return len(data)
 
     @property
     def lines(self) -> list[str]:
+        """All that were written before this call, whether the thread has come to read them or not."""
         with self._changed:
+            unread = array.array("i", [0])
+            if not self._is_ended:
+                fcntl.ioctl(self._fd, termios.FIONREAD, unread)
+            while unread[0] > 0:
+                unread[0] -= self._take(unread[0])
             return list(self._lines)
 
     @property
@@ -317,7 +342,7 @@ class Broker:
         assert self._process is None, "already started"
         self._process = self._forked() if self.by_fork else self._executed()
         assert self._process.stderr is not None
-        self._log = Log(iter(self._process.stderr.readline, b""))
+        self._log = Log(self._process.stderr)
         return self
 
     def _forked(self) -> Forked:

@@ -58,7 +58,7 @@ class Activated:
             stderr=subprocess.PIPE,
         )
         assert self.process.stderr is not None
-        self.log = Log(iter(self.process.stderr.readline, b""))
+        self.log = Log(self.process.stderr)
 
     def stop(self, by: signal.Signals = signal.SIGINT) -> int:
         if self.process.poll() is None:
