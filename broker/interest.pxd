@@ -1,6 +1,6 @@
 # Who is interested in what: the subscriptions of one account on this shard, and what sibling shards asked for.
 #
-#   literals: 64 hash tables of LITERAL nodes by whole subject       patterns: a trie of TOKEN/STAR/REST nodes
+#   literals: hash tables of LITERAL nodes by whole subject       patterns: a trie of TOKEN/STAR/REST nodes
 #
 # Ownership: it owns nodes, groups and queue names; a Sub is owned by it too, but its client holds the pointer until it
 # calls remove(). A Sub points at its client's OutBuf: the client removes its subs before it goes.
@@ -9,7 +9,7 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
 from gnatswarm.broker.outbuf cimport OutBuf
-from gnatswarm.broker.table cimport Keyed, Table
+from gnatswarm.broker.table cimport Keyed, Spread, Table
 
 cdef enum NodeKind:
     NODE_LITERAL = 0   # a whole subject without wildcards
@@ -18,7 +18,6 @@ cdef enum NodeKind:
     NODE_REST = 3      # trie: '>'
 
 cdef enum:
-    LITERAL_TABLES = 64
     MOST_SHARDS = 64   # one bit each in a mask
     GATEWAY_NUMBER = 63   # the shard that is connected to other servers (router.supervision.broker)
 
@@ -118,7 +117,7 @@ cdef class InterestSink:
 cdef class Interest:
     cdef readonly bytes account
     cdef InterestSink sink
-    cdef Table literals[LITERAL_TABLES]
+    cdef Spread literals
     cdef Pattern *root
     cdef Table queue_names
     cdef uint64_t seed

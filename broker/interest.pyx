@@ -11,7 +11,9 @@ from libc.string cimport memchr, memcmp, memcpy, memset
 
 from gnatswarm.broker.outbuf cimport MOVING_IN, MOVING_OUT
 from gnatswarm.broker.subject cimport SUBJECT_WILDCARD, subject_kind
-from gnatswarm.broker.table cimport slot_item, table_find, table_free, table_init, table_insert, table_remove
+from gnatswarm.broker.table cimport (
+    MOST_SPREAD, Table, slot_item, spread_at, spread_free, spread_init, spread_insert, spread_remove, spread_table,
+    table_find, table_free, table_init, table_insert, table_remove)
 from gnatswarm.broker.word cimport SLACK, hash_bytes
 
 import os
@@ -40,12 +42,10 @@ cdef class Interest:
     """The subscriptions of one account. `sink` is told when interest in a subject begins, changes or ends."""
 
     def __cinit__(self, bytes account not None, InterestSink sink not None):
-        cdef int i
         self.account = account
         self.sink = sink
         self.seed = int.from_bytes(os.urandom(8), "little")
-        for i in range(LITERAL_TABLES):
-            table_init(&self.literals[i], sizeof(Node))
+        spread_init(&self.literals, sizeof(Node))
         table_init(&self.queue_names, sizeof(QueueName))
         self.groups.next_of_all = self.groups.previous_of_all = self.harvested = &self.groups
         self.gone_members = []
@@ -56,15 +56,16 @@ cdef class Interest:
         table_init(&self.root.tokens, sizeof(Pattern))
 
     def __dealloc__(self):
-        cdef size_t i
-        cdef uint32_t j
-        for i in range(LITERAL_TABLES):
-            if self.literals[i].slots != NULL:
-                for j in range(self.literals[i].mask + 1):
-                    if self.literals[i].slots[j]:
-                        free_node_contents(<Node *>slot_item(self.literals[i].slots[j]))
-                        free(slot_item(self.literals[i].slots[j]))
-            table_free(&self.literals[i])
+        cdef Table *table
+        cdef uint32_t i, j
+        for i in range(MOST_SPREAD):
+            table = spread_at(&self.literals, i)
+            if table != NULL and table.slots != NULL:
+                for j in range(table.mask + 1):
+                    if table.slots[j]:
+                        free_node_contents(<Node *>slot_item(table.slots[j]))
+                        free(slot_item(table.slots[j]))
+        spread_free(&self.literals)
         if self.root != NULL:
             self.free_pattern(self.root)
         if self.queue_names.slots != NULL:
@@ -99,7 +100,7 @@ cdef class Interest:
         cdef const uint8_t *e
         if subject_kind(subject, size) != SUBJECT_WILDCARD:
             hash = <uint32_t>hash_bytes(subject, size, self.seed)
-            return <Node *>table_find(&self.literals[hash >> 26], subject, size, hash)
+            return <Node *>table_find(spread_table(&self.literals, hash), subject, size, hash)
         at = self.root
         while at != NULL:
             e = <const uint8_t *>memchr(subject, c'.', end - subject)
@@ -128,7 +129,7 @@ cdef class Interest:
         cdef NodeKind kind
         if subject_kind(subject, size) != SUBJECT_WILDCARD:
             hash = <uint32_t>hash_bytes(subject, size, self.seed)
-            node = <Node *>table_find(&self.literals[hash >> 26], subject, size, hash)
+            node = <Node *>table_find(spread_table(&self.literals, hash), subject, size, hash)
             if node != NULL:
                 return node
             node = <Node *>calloc(1, sizeof(Node) + size)
@@ -138,7 +139,7 @@ cdef class Interest:
             node.key.size = <uint16_t>size
             node.key.kind = NODE_LITERAL
             memcpy(<uint8_t *>node + sizeof(Node), subject, size)
-            if not table_insert(&self.literals[hash >> 26], &node.key):
+            if not spread_insert(&self.literals, &node.key):
                 free(node)
                 return NULL
             return node
@@ -188,7 +189,7 @@ cdef class Interest:
         if not is_unused(node):
             return
         if node.key.kind == NODE_LITERAL:
-            table_remove(&self.literals[node.key.hash >> 26], &node.key)
+            spread_remove(&self.literals, &node.key)
             free(node)
             return
         at = <Pattern *>node
@@ -380,13 +381,15 @@ cdef class Interest:
         self.node_prune(node)
 
     cdef void replay(self, InterestSink sink) noexcept:
+        cdef Table *table
         cdef uint32_t i, j
-        for i in range(LITERAL_TABLES):
-            if self.literals[i].slots == NULL:
+        for i in range(MOST_SPREAD):
+            table = spread_at(&self.literals, i)
+            if table == NULL or table.slots == NULL:
                 continue
-            for j in range(self.literals[i].mask + 1):
-                if self.literals[i].slots[j]:
-                    self.replay_node(<Node *>slot_item(self.literals[i].slots[j]), sink)
+            for j in range(table.mask + 1):
+                if table.slots[j]:
+                    self.replay_node(<Node *>slot_item(table.slots[j]), sink)
         self.replay_patterns(self.root, sink)
 
     cdef void replay_patterns(self, Pattern *at, InterestSink sink) noexcept:
@@ -566,15 +569,20 @@ cdef class Interest:
         cdef uint32_t i, j
         cdef uint64_t slot
         cdef Node *node
-        for i in range(LITERAL_TABLES):
+        cdef Table *table
+        for i in range(MOST_SPREAD):
             j = 0
-            while self.literals[i].slots != NULL and j <= self.literals[i].mask:
-                slot = self.literals[i].slots[j]
+            while True:
+                table = spread_at(&self.literals, i)   # (the last that is pruned takes its table along)
+                if table == NULL or table.slots == NULL or j > table.mask:
+                    break
+                slot = table.slots[j]
                 if slot:
                     node = <Node *>slot_item(slot)
                     self.drop_node(node, shard)
                     self.node_prune(node)
-                    if self.literals[i].slots == NULL or self.literals[i].slots[j] != slot:
+                    table = spread_at(&self.literals, i)
+                    if table == NULL or table.slots == NULL or table.slots[j] != slot:
                         continue
                 j += 1
         self.drop_patterns(self.root, shard)

@@ -13,7 +13,7 @@ from libc.string cimport memchr, memcmp, memset
 from gnatswarm.broker.entry cimport STALE, Earlier, Extras, choice_named, draft_entry, extras_of
 from gnatswarm.broker.interest cimport MOST_SHARDS, NODE_LITERAL, NODE_TOKEN, SUB_SHADOW, Shadow, is_unused, node_key
 from gnatswarm.broker.subject cimport has_empty_token
-from gnatswarm.broker.table cimport table_find
+from gnatswarm.broker.table cimport spread_table, table_find
 from gnatswarm.broker.tally cimport Counts
 from gnatswarm.broker.word cimport hash_bytes, unlikely
 
@@ -138,7 +138,7 @@ cdef class Sublist(Interest):
     cdef bint gather(self, Draft *draft) noexcept:
         cdef Node *node
         if draft.size <= 65535:
-            node = <Node *>table_find(&self.literals[<uint32_t>draft.hash >> 26], draft.subject, draft.size,
+            node = <Node *>table_find(spread_table(&self.literals, <uint32_t>draft.hash), draft.subject, draft.size,
                                       <uint32_t>draft.hash)
             if node != NULL and not self.add_found(node):
                 return False

@@ -3,6 +3,8 @@
 # An item begins with Keyed and has its key `key_offset` bytes from its start. The table owns its slots, never the
 # items, which malloc() aligns. The bits of each pointer that are the same for all hold the low 20 bits of the hash, so
 # that a probe rarely touches a wrong item, and a table of up to a million slots grows without touching any.
+#
+# A Spread is several of them, for many items: none grows so far that its growth is felt.
 
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
@@ -17,6 +19,16 @@ ctypedef struct Table:
     uint32_t mask     # slots - 1
     uint32_t count
     uint32_t key_offset
+
+cdef enum:
+    SPREAD_TABLES = 64
+    SPREAD_PARTS = 16     # into which each of these is split, once it is full with MOST_WHOLE items
+    MOST_SPREAD = SPREAD_TABLES * SPREAD_PARTS
+    MOST_WHOLE = 1536
+
+ctypedef struct Spread:
+    Table wholes[SPREAD_TABLES]
+    Table *parts[SPREAD_TABLES]   # NULL, or the SPREAD_PARTS that one was split into; it is empty then
 
 cdef extern from *:
     """
@@ -36,3 +48,23 @@ cdef Keyed *table_find(const Table *table, const uint8_t *key, size_t size, uint
 cdef bint table_insert(Table *table, Keyed *item) noexcept nogil
 # The item must be there.
 cdef void table_remove(Table *table, Keyed *item) noexcept nogil
+
+cdef void spread_init(Spread *spread, uint32_t key_offset) noexcept nogil
+cdef void spread_free(Spread *spread) noexcept nogil
+# As those of a table.
+cdef bint spread_insert(Spread *spread, Keyed *item) noexcept nogil
+cdef void spread_remove(Spread *spread, Keyed *item) noexcept nogil
+
+
+# The table for this hash, to find something in.
+cdef inline Table *spread_table(Spread *spread, uint32_t hash) noexcept nogil:
+    cdef uint32_t i = hash >> 26
+    return &spread.wholes[i] if spread.parts[i] == NULL else &spread.parts[i][hash >> 22 & SPREAD_PARTS - 1]
+
+
+# For walks through all: table number n < MOST_SPREAD, which may be empty; NULL: there is none of that number now.
+cdef inline Table *spread_at(Spread *spread, uint32_t n) noexcept nogil:
+    cdef uint32_t i = n // SPREAD_PARTS
+    if spread.parts[i] != NULL:
+        return &spread.parts[i][n % SPREAD_PARTS]
+    return NULL if n % SPREAD_PARTS else &spread.wholes[i]

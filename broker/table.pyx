@@ -2,7 +2,8 @@
 """A hash table of C structs by a byte-string key; it holds pointers and does not own the items.
 
 Load at most 3/4. Removal shifts items back, so there are no tombstones. Growing copies all slots at once, some 8 ns
-each while the slots themselves say where they belong; a user with millions of keys spreads them over several tables.
+each while the slots themselves say where they belong; a user with millions of keys spreads them over several tables,
+each of which is split, once, before its growth takes 20 µs: clients' messages wait for it.
 """
 
 from libc.stdint cimport int64_t
@@ -16,6 +17,7 @@ cdef extern from *:
 cdef enum:
     AHEAD = 12   # a growing table asks for items so many slots before it looks at their hashes: most are in no cache
     MOST_TAGGED = 0xFFFFF   # the largest mask whose bits of the hash a slot holds
+    PART_SLOTS = 256   # of a table that was split off: for 96 items on average
 
 
 # The bits of a hash that a slot holds, where it holds them: 16 above the pointer, 4 below it. (Compilers rotate.)
@@ -119,9 +121,95 @@ cdef void table_remove(Table *table, Keyed *item) noexcept nogil:
     table.slots[gap] = 0
 
 
+cdef void spread_init(Spread *spread, uint32_t key_offset) noexcept nogil:
+    cdef int i
+    for i in range(SPREAD_TABLES):
+        table_init(&spread.wholes[i], key_offset)
+        spread.parts[i] = NULL
+
+
+cdef void spread_free(Spread *spread) noexcept nogil:
+    cdef int i
+    for i in range(SPREAD_TABLES):
+        table_free(&spread.wholes[i])
+        parts_free(spread, i)
+
+
+cdef void parts_free(Spread *spread, uint32_t i) noexcept nogil:
+    cdef int part
+    if spread.parts[i] != NULL:
+        for part in range(SPREAD_PARTS):
+            table_free(&spread.parts[i][part])
+        free(spread.parts[i])
+        spread.parts[i] = NULL
+
+
+cdef bint spread_split(Spread *spread, uint32_t i) noexcept nogil:
+    """Splits one of the tables. False: no memory; nothing changed."""
+    cdef Table *whole = &spread.wholes[i]
+    cdef Table *part
+    cdef uint64_t slot
+    cdef uint32_t j
+    spread.parts[i] = <Table *>calloc(SPREAD_PARTS, sizeof(Table))
+    if spread.parts[i] == NULL:
+        return False
+    for j in range(SPREAD_PARTS):
+        part = &spread.parts[i][j]
+        part.key_offset = whole.key_offset
+        part.mask = PART_SLOTS - 1
+        part.slots = <uint64_t *>calloc(PART_SLOTS, sizeof(uint64_t))
+        if part.slots == NULL:
+            parts_free(spread, i)
+            return False
+    for j in range(whole.mask + 1):
+        if j + AHEAD <= whole.mask:
+            prefetch(slot_item(whole.slots[j + AHEAD]))
+        slot = whole.slots[j]
+        if slot and not table_insert(spread_table(spread, slot_item(slot).hash), slot_item(slot)):
+            parts_free(spread, i)
+            return False
+    for j in range(SPREAD_PARTS):
+        if spread.parts[i][j].count == 0:
+            table_free(&spread.parts[i][j])
+    table_free(whole)
+    return True
+
+
+cdef bint spread_insert(Spread *spread, Keyed *item) noexcept nogil:
+    cdef uint32_t i = item.hash >> 26
+    if spread.parts[i] == NULL and spread.wholes[i].count >= <uint32_t>MOST_WHOLE:
+        spread_split(spread, i)   # (without memory for that it grows as it is)
+    return table_insert(spread_table(spread, item.hash), item)
+
+
+cdef void spread_remove(Spread *spread, Keyed *item) noexcept nogil:
+    cdef uint32_t i = item.hash >> 26
+    cdef Table *table = spread_table(spread, item.hash)
+    cdef int part
+    table_remove(table, item)
+    if table.count or spread.parts[i] == NULL:
+        return
+    for part in range(SPREAD_PARTS):
+        if spread.parts[i][part].count:
+            return
+    parts_free(spread, i)
+
+
 ctypedef struct Named:
     Keyed key
     int64_t value
+
+
+cdef Named *named(bytes key, uint32_t hash, int64_t value) except NULL:
+    cdef Named *item = <Named *>malloc(sizeof(Named) + len(key))
+    if item == NULL:
+        raise MemoryError
+    memset(item, 0, sizeof(Named))
+    item.key.hash = hash
+    item.key.size = <uint16_t>len(key)
+    item.value = value
+    memcpy(<uint8_t *>item + sizeof(Named), <const uint8_t *>key, len(key))
+    return item
 
 
 cdef class TableProbe:
@@ -141,14 +229,7 @@ cdef class TableProbe:
 
     def insert(self, bytes key not None, uint32_t hash, int64_t value):
         """The key must not be there yet."""
-        cdef Named *item = <Named *>malloc(sizeof(Named) + len(key))
-        if item == NULL:
-            raise MemoryError
-        memset(item, 0, sizeof(Named))
-        item.key.hash = hash
-        item.key.size = <uint16_t>len(key)
-        item.value = value
-        memcpy(<uint8_t *>item + sizeof(Named), <const uint8_t *>key, len(key))
+        cdef Named *item = named(key, hash, value)
         if not table_insert(&self.table, &item.key):
             free(item)
             raise MemoryError
@@ -180,4 +261,59 @@ cdef class TableProbe:
         for i in range(self.slots):
             if self.table.slots[i]:
                 found.append((<Named *>slot_item(self.table.slots[i])).value)
+        return found
+
+
+cdef class SpreadProbe:
+    """A spread for tests, as a TableProbe."""
+
+    cdef Spread spread
+
+    def __cinit__(self):
+        spread_init(&self.spread, sizeof(Named))
+
+    def __dealloc__(self):
+        cdef Table *table
+        cdef uint32_t i, j
+        for i in range(MOST_SPREAD):
+            table = spread_at(&self.spread, i)
+            if table != NULL and table.slots != NULL:
+                for j in range(table.mask + 1):
+                    free(slot_item(table.slots[j]))
+        spread_free(&self.spread)
+
+    def insert(self, bytes key not None, uint32_t hash, int64_t value):
+        """The key must not be there yet."""
+        cdef Named *item = named(key, hash, value)
+        if not spread_insert(&self.spread, &item.key):
+            free(item)
+            raise MemoryError
+
+    def find(self, bytes key not None, uint32_t hash) -> int | None:
+        cdef Named *item = <Named *>table_find(spread_table(&self.spread, hash), key, len(key), hash)
+        return item.value if item != NULL else None
+
+    def remove(self, bytes key not None, uint32_t hash):
+        """KeyError: it is not there."""
+        cdef Keyed *item = table_find(spread_table(&self.spread, hash), key, len(key), hash)
+        if item == NULL:
+            raise KeyError(key)
+        spread_remove(&self.spread, item)
+        free(item)
+
+    @property
+    def slots(self) -> list:
+        """How many slots each table has that has any."""
+        return [spread_at(&self.spread, i).mask + 1 for i in range(MOST_SPREAD)
+                if spread_at(&self.spread, i) != NULL and spread_at(&self.spread, i).slots != NULL]
+
+    def values(self) -> list:
+        """Every value, in the order of tables and slots."""
+        cdef Table *table
+        cdef uint32_t i, j
+        found = []
+        for i in range(MOST_SPREAD):
+            table = spread_at(&self.spread, i)
+            if table != NULL and table.slots != NULL:
+                found += [(<Named *>slot_item(table.slots[j])).value for j in range(table.mask + 1) if table.slots[j]]
         return found

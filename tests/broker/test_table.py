@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gnatswarm.broker.table import TableProbe
+from gnatswarm.broker.table import SpreadProbe, TableProbe
 
 # Few low bits, so that keys crowd in the same slots and shifting back has work. Of some the 20 that a slot holds are
 # the same, of others only the 16 above its pointer.
@@ -88,3 +90,42 @@ def test_keys_of_one_hash_are_told_apart():
     assert [table.find(b"%d" % i, 12345) for i in range(50)] == [i if i % 2 else None for i in range(50)]
     with pytest.raises(KeyError):
         table.remove(b"0", 12345)
+
+
+def test_no_table_of_a_spread_grows_far_and_all_of_it_goes_with_the_last_item():
+    spread = SpreadProbe()
+    rng = random.Random(1)
+    hashed = {b"%d" % i: rng.getrandbits(32) for i in range(300_000)}
+    for value, (key, hash) in enumerate(hashed.items()):
+        spread.insert(key, hash, value)
+    assert len(spread.slots) == 1024
+    assert set(spread.slots) <= {256, 512}
+    assert sorted(spread.values()) == list(range(300_000))
+    keys = list(hashed)
+    rng.shuffle(keys)
+    for key in keys[:299_990]:
+        spread.remove(key, hashed[key])
+    found = {key: spread.find(key, hashed[key]) for key in keys}
+    assert found == {key: int(key) if key in keys[299_990:] else None for key in keys}
+    for key in keys[299_990:]:
+        spread.remove(key, hashed[key])
+    assert spread.slots == []
+
+
+def test_tables_of_a_spread_are_split_one_by_one_and_become_one_again():
+    spread = SpreadProbe()
+    others = [i << 26 for i in range(1, 64)]
+    for hash in others:
+        spread.insert(b"other", hash, hash)
+    crowd = list(range(0, 1 << 26, 40_000))  # all begin with the same six bits
+    for number, hash in enumerate(crowd):
+        spread.insert(b"%d" % number, hash, number)
+        if number in (1535, 1536):
+            assert spread.slots[:2] == ([2048, 4] if number == 1535 else [256, 256])
+    assert all(spread.find(b"%d" % number, hash) == number for number, hash in enumerate(crowd))
+    for number, hash in enumerate(crowd):
+        spread.remove(b"%d" % number, hash)
+    assert spread.slots == [4] * 63
+    spread.insert(b"again", 5, 5)
+    assert spread.slots == [4] * 64
+    assert spread.find(b"again", 5) == 5

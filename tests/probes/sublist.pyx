@@ -3,12 +3,12 @@
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
-from gnatswarm.broker.interest cimport LITERAL_TABLES, MOST_SHARDS, InterestSink, QueueName, Sub
+from gnatswarm.broker.interest cimport MOST_SHARDS, InterestSink, QueueName, Sub
 from gnatswarm.broker.outbuf cimport OutBuf, Outbox, out_init, out_release, outbox_new, outbox_release
 from gnatswarm.broker.subject cimport SUBJECT_BAD, subject_kind
 from gnatswarm.broker.entry cimport Choice, Entry
 from gnatswarm.broker.sublist cimport CACHE_WAYS, MOST_CACHE_BYTES, MOST_CACHE_SETS, Sublist
-from gnatswarm.broker.table cimport Table
+from gnatswarm.broker.table cimport MOST_SPREAD, Table, spread_at, spread_table
 from gnatswarm.broker.word cimport SLACK, hash_bytes
 
 
@@ -93,7 +93,7 @@ cdef class SublistProbe:
     def slots_probed(self, bytes subject not None) -> int:
         """How many slots of its literal table lie between the subject's first one and the first empty one."""
         cdef uint32_t hash = <uint32_t>hash_bytes(subject, len(subject), self.sublist.seed)
-        cdef Table *table = &self.sublist.literals[hash >> 26]
+        cdef Table *table = spread_table(&self.sublist.literals, hash)
         cdef int n = 0
         while table.slots != NULL and table.slots[(hash + n) & table.mask]:
             n += 1
@@ -105,6 +105,7 @@ cdef class SublistProbe:
                 "cached": self.sublist.cache_count, "cache_bytes": self.sublist.cache_bytes,
                 "most_cached": MOST_CACHE_SETS * CACHE_WAYS, "most_cache_bytes": MOST_CACHE_BYTES,
                 "steps": self.sublist.n_steps, "queue_names": self.sublist.queue_names.count,
-                "literals": sum([self.sublist.literals[i].count for i in range(LITERAL_TABLES)]),
+                "literals": sum([spread_at(&self.sublist.literals, i).count for i in range(MOST_SPREAD)
+                                 if spread_at(&self.sublist.literals, i) != NULL]),
                 "patterns": self.sublist.root.tokens.count + (self.sublist.root.star != NULL)
                 + (self.sublist.root.rest != NULL)}
