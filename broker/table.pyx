@@ -307,6 +307,11 @@ cdef class SpreadProbe:
         return [spread_at(&self.spread, i).mask + 1 for i in range(MOST_SPREAD)
                 if spread_at(&self.spread, i) != NULL and spread_at(&self.spread, i).slots != NULL]
 
+    @property
+    def split(self) -> int:
+        """How many tables are split."""
+        return sum([self.spread.parts[i] != NULL for i in range(SPREAD_TABLES)])
+
     def values(self) -> list:
         """Every value, in the order of tables and slots."""
         cdef Table *table
