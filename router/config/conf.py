@@ -133,10 +133,13 @@ class _Reading:
         except (OSError, ValueError) as error:  # ValueError: a NUL in the name
             # The system's own words, as the real server has them: "open x: no such file or directory".
             reason = (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)
+            failed = "read" if isinstance(error, IsADirectoryError) else "open"
             if at.line:
-                self.problem(at, f"error parsing include file '{path}', open {path}: {reason}", "name a readable file")
+                self.problem(
+                    at, f"error parsing include file '{path}', {failed} {path}: {reason}", "name a readable file"
+                )
             else:
-                self.problem(at, f"open {path}: {reason}", "name a readable configuration file")
+                self.problem(at, f"{failed} {path}: {reason}", "name a readable configuration file")
             return None
         self.bytes += len(data)
         if self.bytes > self.most_bytes:

@@ -49,8 +49,8 @@ class Owner(msgspec.Struct, frozen=True):
 def default_base() -> str:
     """$XDG_RUNTIME_DIR/gnatswarm where that directory is writable, else gnatswarm-<uid> in $TMPDIR or /tmp.
 
-    A path that is too long for Unix sockets is skipped, so that commands look for brokers in the same place. When
-    another user owns the name gnatswarm-<uid> there, a random suffix is added to ours.
+    A $TMPDIR that is not there, or a path that is too long for Unix sockets, is skipped, so that commands look for
+    brokers in the same place. When another user owns the name gnatswarm-<uid> there, a random suffix is added to ours.
     """
     return _candidates()[0][0]
 
@@ -72,7 +72,7 @@ def _candidates() -> list[tuple[str, str, str]]:
         candidates.append((os.path.join(os.path.abspath(runtime), "gnatswarm"), "", ""))
     temporary = f"gnatswarm-{os.geteuid()}"
     for parent in (os.environ.get("TMPDIR"), "/tmp"):
-        if parent:
+        if parent and (parent == "/tmp" or os.path.isdir(parent)):
             parent = os.path.abspath(parent)
             candidates.append((_ours(parent, temporary), parent, temporary))
     fitting = [one for one in candidates if _longest_path_bytes(os.path.join(one[0], _LONGEST_OWN_NAME)) == 0]

@@ -382,6 +382,7 @@ def test_the_version_is_theirs_to_the_byte(ours: str, newest: str, tmp_path: pat
         ["-t"],
         ["-t", "-c", "/nonexistent"],
         ["-c", "/nonexistent"],
+        ["-c", "/"],
         ["--signal", "quit=/nonexistent"],
         ["-sl", "bogus=99999999"],
     ],

@@ -441,6 +441,10 @@ async def test_what_comes_from_a_hub_does_not_go_back_to_its_cluster_for_another
     for there, here in ((at_a, leaf_a), (at_b, leaf_b), (publishers[0], leaf_a), (publishers[1], leaf_b)):
         await know(there, here)
         await know(here, there)
+    if place == "one cluster":  # and each hub knows what is wanted in account A at the other one
+        beside = await servers.client("two", A)
+        await know(beside, at_a)
+        await know(publishers[0], beside)
     await publishers[0].send("PUB str.x 4\r\nonce\r\n")
     await publishers[1].send("PUB of.a.x 4\r\nonce\r\n")
     # The leaf node has passed it on when its own clients have it, and later ones come behind it by the same way.

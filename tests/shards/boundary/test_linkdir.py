@@ -89,6 +89,8 @@ def test_a_base_too_long_for_unix_sockets_is_refused_or_passed_over(base: str, m
     assert linkdir.default_base() == f"/tmp/gnatswarm-{os.geteuid()}"
     monkeypatch.setenv("TMPDIR", os.path.dirname(base))
     assert linkdir.default_base() == f"{os.path.dirname(base)}/gnatswarm-{os.geteuid()}"
+    monkeypatch.setenv("TMPDIR", f"{base}/not/there")
+    assert linkdir.default_base() == f"/tmp/gnatswarm-{os.geteuid()}"
     monkeypatch.setenv("XDG_RUNTIME_DIR", os.path.dirname(base))
     assert linkdir.default_base() == base
 
