@@ -12,8 +12,8 @@ from libc.string cimport memchr, memcmp, memcpy, memset
 from gnatswarm.broker.outbuf cimport MOVING_IN, MOVING_OUT
 from gnatswarm.broker.subject cimport SUBJECT_WILDCARD, subject_kind
 from gnatswarm.broker.table cimport (
-    MOST_SPREAD, Table, slot_item, spread_at, spread_free, spread_init, spread_insert, spread_remove, spread_table,
-    table_find, table_free, table_init, table_insert, table_remove)
+    MOST_SPREAD, Table, slot_item, spread_after, spread_at, spread_free, spread_init, spread_insert, spread_remove,
+    spread_table, table_find, table_free, table_init, table_insert, table_remove)
 from gnatswarm.broker.word cimport SLACK, hash_bytes
 
 import os
@@ -57,14 +57,15 @@ cdef class Interest:
 
     def __dealloc__(self):
         cdef Table *table
-        cdef uint32_t i, j
-        for i in range(MOST_SPREAD):
+        cdef uint32_t i = 0, j
+        while i < MOST_SPREAD:
             table = spread_at(&self.literals, i)
             if table != NULL and table.slots != NULL:
                 for j in range(table.mask + 1):
                     if table.slots[j]:
                         free_node_contents(<Node *>slot_item(table.slots[j]))
                         free(slot_item(table.slots[j]))
+            i = spread_after(&self.literals, i)
         spread_free(&self.literals)
         if self.root != NULL:
             self.free_pattern(self.root)
@@ -382,14 +383,14 @@ cdef class Interest:
 
     cdef void replay(self, InterestSink sink) noexcept:
         cdef Table *table
-        cdef uint32_t i, j
-        for i in range(MOST_SPREAD):
+        cdef uint32_t i = 0, j
+        while i < MOST_SPREAD:
             table = spread_at(&self.literals, i)
-            if table == NULL or table.slots == NULL:
-                continue
-            for j in range(table.mask + 1):
-                if table.slots[j]:
-                    self.replay_node(<Node *>slot_item(table.slots[j]), sink)
+            if table != NULL and table.slots != NULL:
+                for j in range(table.mask + 1):
+                    if table.slots[j]:
+                        self.replay_node(<Node *>slot_item(table.slots[j]), sink)
+            i = spread_after(&self.literals, i)
         self.replay_patterns(self.root, sink)
 
     cdef void replay_patterns(self, Pattern *at, InterestSink sink) noexcept:
@@ -566,11 +567,11 @@ cdef class Interest:
                 free(at)
 
     cdef void drop_remote(self, uint32_t shard) noexcept:
-        cdef uint32_t i, j
+        cdef uint32_t i = 0, j
         cdef uint64_t slot
         cdef Node *node
         cdef Table *table
-        for i in range(MOST_SPREAD):
+        while i < MOST_SPREAD:
             j = 0
             while True:
                 table = spread_at(&self.literals, i)   # (the last that is pruned takes its table along)
@@ -585,6 +586,7 @@ cdef class Interest:
                     if table == NULL or table.slots == NULL or table.slots[j] != slot:
                         continue
                 j += 1
+            i = spread_after(&self.literals, i)
         self.drop_patterns(self.root, shard)
 
     # ---- statistics

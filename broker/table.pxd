@@ -68,3 +68,8 @@ cdef inline Table *spread_at(Spread *spread, uint32_t n) noexcept nogil:
     if spread.parts[i] != NULL:
         return &spread.parts[i][n % SPREAD_PARTS]
     return NULL if n % SPREAD_PARTS else &spread.wholes[i]
+
+
+# The number after n, or MOST_SPREAD: those of a table that is not split are passed over.
+cdef inline uint32_t spread_after(Spread *spread, uint32_t n) noexcept nogil:
+    return n + 1 if spread.parts[n // SPREAD_PARTS] != NULL else (n // SPREAD_PARTS + 1) * SPREAD_PARTS

@@ -284,3 +284,26 @@ def test_a_subject_of_very_many_tokens():
         probe.unsubscribe(number)
     assert probe.match(deep) == {"plain": [], "queues": {}, "remote": set()}
     assert probe.counts["patterns"] == 0
+
+
+def test_when_a_shard_that_wanted_very_much_goes_what_others_want_stays():
+    """So much that all tables of literal subjects are split: some become one again meanwhile, others are gone."""
+    probe = SublistProbe()
+    subjects = [b"s.%d" % number for number in range(120_000)]
+    for subject in subjects:
+        probe.set_remote(1, subject, True)
+    for subject in subjects[::500]:
+        probe.set_remote(2, subject, True)
+    for number in range(0, len(subjects), 700):
+        probe.subscribe(number, subjects[number])
+    probe.drop_remote(1)
+    wanted = {*range(0, len(subjects), 500), *range(0, len(subjects), 700)}
+    assert probe.counts["literals"] == len(wanted)
+    for number in [*wanted, *range(1, len(subjects), 97)]:
+        found = probe.match(subjects[number])
+        assert found["remote"] == ({2} if number % 500 == 0 else set()), number
+        assert found["plain"] == ([number] if number % 700 == 0 else []), number
+    probe.drop_remote(2)
+    for number in range(0, len(subjects), 700):
+        probe.unsubscribe(number)
+    assert probe.counts["literals"] == 0
