@@ -252,7 +252,7 @@ cdef class ClientConnection(Peer):
         if unlikely(self.allowance is not None):
             return self.consume_limited(data, size, whole)
         while p < end:
-            n = repeat_run(self.repeat, self.sublist, p, end, ORIGIN_CLIENT, &message)
+            n = repeat_run(self.repeat, self.sublist, self.fanout, p, end, ORIGIN_CLIENT, &message)
             if likely(n) and (message.header_size == 0 or likely(is_clear(self, &message, &n))):
                 p += n * message.stride
                 self.deliver(self.repeat.entry, &message)
@@ -284,7 +284,7 @@ cdef class ClientConnection(Peer):
                     break
             msgs = self.in_msgs
             payload_bytes = self.in_bytes
-            n = repeat_run(self.repeat, self.sublist, p, p + room, ORIGIN_CLIENT, &message)
+            n = repeat_run(self.repeat, self.sublist, self.fanout, p, p + room, ORIGIN_CLIENT, &message)
             if n and (message.header_size == 0 or is_clear(self, &message, &n)):
                 p += n * message.stride
                 self.deliver(self.repeat.entry, &message)

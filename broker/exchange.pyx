@@ -957,6 +957,9 @@ cdef class Exchange(Onward):
             (<Sublist>sublist).replay(retelling)
         return retelling.n
 
+    cdef OutBuf *output(self, int slot) noexcept:
+        return self.outs[slot]
+
     cdef uint64_t await_servers(self, object link) except? 0:
         if unlikely(len(self.unasked) != 0):
             self.ask_servers((<OriginLink>link).shard)

@@ -82,6 +82,8 @@ cdef class Onward:
                         uint64_t after) noexcept
     cdef void on_remote_queue(self, Interest interest, const uint8_t *subject, size_t size, const QueueGroup *group,
                               uint32_t shard, uint32_t before) noexcept
+    # The output of a server; NULL: there is none at this slot.
+    cdef OutBuf *output(self, int slot) noexcept
     # The link to a sibling is gone.
     cdef int on_part(self, int shard) except -1
     # Tells a new sibling the interest of other servers; returns how many frames that took.
@@ -132,6 +134,9 @@ cdef class Fanout:
     cdef readonly uint64_t link_out_msgs
     cdef readonly uint64_t link_in_msgs
 
+    # Whether a run of large messages may be as long as it was read: one peer alone gets it, has no other output, and is
+    # not behind when it takes none of it.
+    cdef bint takes_long_run(self, const Entry *entry) noexcept
     # Delivers a client's message, or a whole run, to everybody. `avoided`: the publisher, where it wants no echo, or
     # NULL. The entry may be stale afterwards.
     cdef Outcome deliver(self, Sublist sublist, Entry *entry, Publish *publish, OutBuf *avoided) noexcept

@@ -19,6 +19,7 @@ from gnatswarm.broker.word cimport SLACK, copy_run, decimal, likely, unlikely
 
 
 cdef enum:
+    LONGEST_RUN_BYTES = 262144   # a whole read, so that who takes none of it is not past its stall mark
     MOST_PREFIX_BYTES = 512      # of frames of a run to a queue group; those with longer names are written one by one
 
 
@@ -112,6 +113,9 @@ cdef class Onward:
 
     cdef bint on_left(self, object link, Sublist sublist, uint64_t id, Token subject, Token queue) except -1:
         return False
+
+    cdef OutBuf *output(self, int slot) noexcept:
+        return NULL
 
     cdef int send_to_former(self, Sublist sublist, Token subject, Token queue, Publish *publish, uint64_t id,
                             uint64_t visited, uint64_t been) except -2:
@@ -564,6 +568,26 @@ cdef class Fanout:
             self.send_queued(self.links[shards[i]], entry, queues, n_queues, publish, only_queues, 0, 0, 0)
             done |= bit
         return done
+
+    cdef bint takes_long_run(self, const Entry *entry) noexcept:
+        cdef uint64_t left = entry.remote
+        cdef OutBuf *out
+        cdef int slot = 0
+        if entry.n_choices or entry.n_plain > 1 or left & (left - 1) or (entry.n_plain and left) \
+                or entry.slow_until_us > self.box.now_us:
+            return False
+        if entry.n_plain:
+            out = entry.targets[0].out
+        elif left:
+            while not (left >> slot) & 1:
+                slot += 1
+            out = self.links[slot]
+            if out == NULL and self.onward is not None:
+                out = self.onward.output(slot)
+        else:
+            return True
+        return out != NULL and out.head == NULL and not out.is_blocked and not out.moving \
+            and (out.stall_mark == 0 or out.stall_mark >= <size_t>LONGEST_RUN_BYTES)
 
     cdef Blob *share(self, Publish *publish, uint32_t receivers) noexcept:
         """Decide how the tail goes out: copied to each receiver, or, where it is big, by reference.

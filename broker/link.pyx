@@ -106,7 +106,7 @@ cdef class SiblingLink(OriginLink):
         self.told = 0
         while p < end:
             if self.sublist is not None:
-                n = repeat_run(&self.repeat, self.sublist, p, end, ORIGIN_SIBLING, &message)
+                n = repeat_run(&self.repeat, self.sublist, self.fanout, p, end, ORIGIN_SIBLING, &message)
             if unlikely(n != 0 and message.header_size != 0) and self.fanout.tracing is not None:
                 n = message.count = untraced(&message, False, True)
             if likely(n):

@@ -314,7 +314,7 @@ cdef void out_lend(OutBuf *out, Chunk *chunk, const uint8_t *data, size_t n) noe
 
 cdef bint out_keep_lent(OutBuf *out) noexcept:
     """Copies what is left of chunks that were lent, all there are. False: refused, as an append would be."""
-    cdef size_t left = out_pending(out)
+    cdef size_t left = out_pending(out), most = out.max_pending * (SURPLUS_FACTOR if out.has_surplus else 1)
     cdef Chunk *lent = out.head
     cdef Chunk *chunk
     out.head = out.tail = NULL
@@ -322,8 +322,7 @@ cdef bint out_keep_lent(OutBuf *out) noexcept:
     out.sealed = 0
     if out.close_reason != CLOSE_NONE:
         return False
-    chunk = NULL if out.max_pending and left > out.max_pending else chunk_new(
-        out.box, left if left > CHUNK_BYTES else <size_t>CHUNK_BYTES)
+    chunk = chunk_new(out.box, left if left > CHUNK_BYTES else <size_t>CHUNK_BYTES)
     if chunk == NULL:
         out_condemn(out, CLOSE_SLOW_CONSUMER_PENDING_BYTES)
         return False
@@ -333,6 +332,9 @@ cdef bint out_keep_lent(OutBuf *out) noexcept:
         lent = lent.next
     out_push(out, chunk)
     out_mark_dirty(out)
+    if most and left > most:   # (it is closed with what it did not take, as the log says)
+        out_condemn(out, CLOSE_SLOW_CONSUMER_PENDING_BYTES)
+        return False
     return True
 
 

@@ -7,17 +7,18 @@
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc
 
-from gnatswarm.broker.fanout cimport Origin, Publish
+from gnatswarm.broker.fanout cimport Fanout, Origin, Publish
 from gnatswarm.broker.entry cimport Entry
-from gnatswarm.broker.outbuf cimport BLOB_BYTES, LARGE_STRIDE
+from gnatswarm.broker.outbuf cimport BLOB_BYTES
 from gnatswarm.broker.sublist cimport Sublist
 from gnatswarm.broker.word cimport copy_bytes, same_bytes
 
 cdef enum:
     # The longest line worth remembering: verb, a subject of some 100 bytes, reply, size.
     MOST_REPEAT_BYTES = 192
-    # A run is scanned and then copied: this many bytes stay in the L1 cache between the two. (Of large messages
-    # little is scanned, and long runs of them are not copied: outbuf.pxd. Those that may become a blob are no runs.)
+    # A run is scanned and then copied: this many bytes stay in the L1 cache between the two. And a publisher waits for
+    # who is behind after a run. (A run of large messages may be longer where it is not copied: outbuf.pxd. Those that
+    # may become a blob are none.)
     MOST_RUN_BYTES = 16384
     # After this many lines in a row without a repetition, only every 16th is stored.
     MISSES_TO_GIVE_UP = 16
@@ -42,8 +43,8 @@ cdef inline bint repeats_at(const Repeat *repeat, const uint8_t *p) noexcept nog
         and p[repeat.total - 1] == c'\n'
 
 
-cdef inline uint32_t repeat_run(Repeat *repeat, Sublist sublist, const uint8_t *p, const uint8_t *end, Origin origin,
-                                Publish *message) noexcept:
+cdef inline uint32_t repeat_run(Repeat *repeat, Sublist sublist, Fanout fanout, const uint8_t *p, const uint8_t *end,
+                                Origin origin, Publish *message) noexcept:
     """The number of messages at p that repeat the stored line; `message` is set to all of them."""
     cdef uint32_t n = 0
     cdef const uint8_t *at = p
@@ -51,7 +52,8 @@ cdef inline uint32_t repeat_run(Repeat *repeat, Sublist sublist, const uint8_t *
             or not repeats_at(repeat, p) or repeat.epoch != sublist.cache_epoch \
             or not sublist.is_current(repeat.entry):
         return 0
-    if end - p > MOST_RUN_BYTES and (repeat.total < LARGE_STRIDE or repeat.total >= BLOB_BYTES):
+    if end - p > MOST_RUN_BYTES and (repeat.total < fanout.box.large_stride or repeat.total >= BLOB_BYTES
+                                     or not fanout.takes_long_run(repeat.entry)):
         end = p + MOST_RUN_BYTES
     while True:
         n += 1

@@ -112,7 +112,7 @@ cdef class ServerLink(Peer):
         self.told_bytes = 0
         while p < end:
             if self.sublist is not None:
-                n = repeat_run(&self.repeat, self.sublist, p, end, ORIGIN_SIBLING, &message)
+                n = repeat_run(&self.repeat, self.sublist, self.fanout, p, end, ORIGIN_SIBLING, &message)
             if likely(n):
                 p += n * message.stride
                 self.in_lines += n

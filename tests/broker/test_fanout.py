@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gnatswarm.broker.limits import Limits
 from tests.support.engine import QUIET, WITH_HEADERS, Engine, EngineClient, frames
 from tests.support.model import Model
 
@@ -186,6 +187,34 @@ def test_runs_of_large_messages_arrive_whole_and_in_order(engine, size, receiver
         engine.probe.set_takes(listener.socket, -1)
         engine.probe.finish()
         assert listener.take() == b"".join(b"MSG a 1 %d\r\n%s\r\n" % (size, payload) for payload in payloads) * 2
+
+
+@pytest.mark.parametrize(
+    ("publishers", "max_pending"),
+    [(1, 200_000), *((publishers, most) for publishers in (1, 5) for most in (300_000, 2_000_000, 64_000_000))],
+)
+def test_whoever_sends_large_messages_waits_for_a_receiver_that_is_behind(publishers, max_pending):
+    """It has taken bytes lately, so it is not stuck: at its mark publishers wait, long before it would be closed."""
+    engine = Engine(Limits(max_pending_bytes=max_pending))
+    listener = engine.client()
+    listener.feed(b"SUB a 1\r\n")
+    listener.take()
+    publishing = [engine.client() for _ in range(publishers)]
+    run = b"PUB a 4096\r\n" + b"x" * 4096 + b"\r\n"
+    engine.probe.set_takes(listener.socket, 20_000)
+    fed = 0
+    while not all(one.socket.is_stalled for one in publishing):
+        for one in publishing:
+            if not one.socket.is_stalled:
+                one.feed(run * 60)
+                fed += 60
+        assert listener.socket.close_reason == 0, f"closed with {listener.socket.pending} bytes pending"
+    overshoot = 2 * 65_536 + 16_384 * publishers  # the chunks that are looked at whole, and a run of each
+    assert listener.socket.pending <= max_pending // 2 + overshoot
+    engine.probe.set_takes(listener.socket, -1)
+    engine.probe.finish()
+    engine.probe.release_stalls()
+    assert len(listener.messages()) == fed
 
 
 @pytest.mark.parametrize("size", [10, 40_000, 200_000])
