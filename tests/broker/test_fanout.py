@@ -201,8 +201,10 @@ def test_whoever_sends_large_messages_waits_for_a_receiver_that_is_behind(publis
     listener.take()
     publishing = [engine.client() for _ in range(publishers)]
     run = b"PUB a 4096\r\n" + b"x" * 4096 + b"\r\n"
+    for one in publishing:
+        one.feed(run)  # the next ones are runs from their first message on
     engine.probe.set_takes(listener.socket, 20_000)
-    fed = 0
+    fed = publishers
     while not all(one.socket.is_stalled for one in publishing):
         for one in publishing:
             if not one.socket.is_stalled:
