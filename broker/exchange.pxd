@@ -56,6 +56,7 @@ cdef class Exchange(Onward):
     cdef MeshFence siblings_fence        # None: a PING of a route is answered at once
     cdef readonly ServerFence fence
     cdef object rest                     # see rest_with()
+    cdef uint64_t condemned              # of Outbox, when forget_condemned() looked last
     cdef size_t much_told_bytes          # in one read of a server's: little of it is read at a time from there on, …
     cdef size_t bytes_without_rest       # … and after so many it rests, too
     cdef readonly uint64_t outside       # slots of other servers
@@ -184,6 +185,8 @@ cdef class Exchange(Onward):
     cdef list accounts_of(self, int slot)
     # Tells it all that it may be told, also what it knows.
     cdef int tell_interest(self, int slot) except -1
+    # Nothing more goes to servers whose connection is about to end.
+    cdef void forget_condemned(self) noexcept
     cdef int part(self, int slot) except -1
 
 

@@ -14,7 +14,7 @@ from itertools import islice
 from gnatswarm.broker.fanout cimport MOST_QUEUES, ORIGIN_ACCOUNT, write_named, write_queues, write_tail_head
 from gnatswarm.broker.entry cimport choice_named
 from gnatswarm.broker.interest cimport SECOND_CHOICE, Node, QueueName
-from gnatswarm.broker.outbuf cimport Blob, blob_release, out_mark_dirty, out_reserve
+from gnatswarm.broker.outbuf cimport CLOSE_NONE, Blob, blob_release, out_mark_dirty, out_reserve
 from gnatswarm.broker.reroutes cimport CAME_IN, LINGERING, REFUSED, OriginLink
 from gnatswarm.broker.routewire cimport write_interest
 from gnatswarm.broker.rules cimport StreamImport
@@ -372,6 +372,8 @@ cdef class Exchange(Onward):
         cdef bytes been = None
         cdef bint is_asked = True
         cdef int own
+        if unlikely(self.condemned != self.fanout.box.condemned):
+            self.forget_condemned()
         reach &= self.told | self.mesh.up
         if unlikely(not plainly):
             # (to a server that does not know QMSG, a frame that names groups serves plain interest, too)
@@ -944,6 +946,15 @@ cdef class Exchange(Onward):
                 self.tell_group(slot, interest, subject, size, group, shard, before)
             left >>= 1
             slot += 1
+
+    cdef void forget_condemned(self) noexcept:
+        """Between the end of a connection and part() the sockets of the same round are read: messages for queue groups
+        that came then were lost, where another member could have had them."""
+        cdef int slot
+        self.condemned = self.fanout.box.condemned
+        for slot in range(FIRST_SLOT, END_SLOT):
+            if self.outs[slot] != NULL and self.outs[slot].close_reason != CLOSE_NONE:
+                self.told &= ~(<uint64_t>1 << slot)
 
     cdef uint64_t replay(self, OutBuf *link) noexcept:
         cdef Retelling retelling = Retelling()

@@ -95,6 +95,7 @@ ctypedef struct Outbox:
     bint relieved            # a peer went from past its stall mark to under half of it
     size_t bytes_in_chunks   # memory held by chunks and blobs in use, for limits and monitoring
     uint64_t now_us          # the time of this turn (monotonic), set by the owner of the loop
+    uint64_t condemned       # how many peers were condemned so far
     size_t direct_bytes      # DIRECT_BYTES, and of which …
     size_t large_stride      # … LARGE_STRIDE; tests have them smaller
 

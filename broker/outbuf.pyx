@@ -162,6 +162,7 @@ cdef void out_condemn(OutBuf *out, CloseReason reason) noexcept nogil:
         out_seal(out)
         out.limit = out.pos   # from now on every append takes the slow path, and is refused there
         out.close_reason = reason
+        out.box.condemned += 1
     out_call(out)
 
 

@@ -109,6 +109,25 @@ def test_a_server_that_was_asked_is_asked_again_where_nobody_is_left_here_but_no
     cluster.close()
 
 
+def test_what_comes_in_the_round_in_which_a_server_s_connection_ends_goes_to_other_members():
+    """Its end is found before the next socket is read, and attended to behind all of them."""
+    cluster = Members(2, fenced=False)
+    here, publisher, *_ = cluster.members[0].clients
+    there = cluster.members[1].clients[0]
+    for client in (here, there):
+        client.feed(b"SUB a q 1\r\n")
+    cluster.settle()
+    publisher.feed(b"PUB a 1\r\nx\r\n" * 40)
+    cluster.settle()
+    assert min(len(here.messages()), len(there.messages())) > 5
+    cluster.routes[0, 1].link.end()
+    publisher.feed(b"PUB a 1\r\nx\r\n" * 40)
+    cluster.members[0].mesh.carry(0, GATEWAY_NUMBER, 1 << 30)
+    cluster.settle()
+    assert (len(here.messages()), len(there.messages())) == (40, 0)
+    cluster.close()
+
+
 def test_what_a_nats_server_and_we_may_not_deliver_does_not_go_to_and_fro_for_ever():
     """Nothing in its frame says where it was: it is sent on some times, and then no more."""
     cluster = Members(1, fenced=False)

@@ -281,6 +281,24 @@ def test_a_closed_connection_that_somebody_else_still_has_open_is_reported_no_mo
         os.close(elsewhere)
 
 
+def test_what_a_round_has_for_who_ends_in_it_goes_out(bench):
+    """It says that it sends no more, and reads on: as another server does whose gateway is replaced."""
+    publisher, _ = bench.connect()
+    ending, fd = bench.connect()
+    ending.sendall(b"SUB a 1\r\nPING\r\n")
+    bench.turn_until(lambda: bench.sessions[fd].connection.in_msgs == 0 and readable(ending))
+    assert ending.recv(100) == b"PONG\r\n"
+    publisher.sendall(b"PUB a 2\r\nhi\r\n")
+    ending.shutdown(socket.SHUT_WR)
+    bench.turn_until(lambda: bench.owner.closed == [CloseReason.CLIENT_CLOSED])
+    assert ending.recv(100) == b"MSG a 1 2\r\nhi\r\n"
+    assert ending.recv(100) == b""
+
+
+def readable(end: socket.socket) -> bool:
+    return bool(select.select([end], [], [], 0)[0])
+
+
 def test_who_has_its_error_is_closed_at_once_and_a_client_that_writes_on_hears_of_it(bench):
     client, _ = bench.connect()
     client.sendall(b"NONSENSE\r\n")
