@@ -62,9 +62,9 @@ cdef enum:
     SENT_BACK_ABOUT = 16
     SHORT_ID_BYTES = 12          # of a server's id: 55 bits by chance
     MOST_BEEN_BYTES = 1024       # of the names in a QMSG: more servers than can be connected here
-    # Interest in one read of a server, some 100 lines, and how much is read without rests: 10,000 to 25,000 lines.
+    # Interest in one read of a server, some 100 lines, and how much is read without rests: 1,500 to 3,000 lines.
     MUCH_TOLD_BYTES = 4096
-    BYTES_WITHOUT_REST = 524288
+    BYTES_WITHOUT_REST = 65536
 
 
 cdef bytes origin_of(PeerKind kind, str cluster):
