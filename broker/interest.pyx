@@ -12,8 +12,8 @@ from libc.string cimport memchr, memcmp, memcpy, memset
 from gnatswarm.broker.outbuf cimport MOVING_IN, MOVING_OUT
 from gnatswarm.broker.subject cimport SUBJECT_WILDCARD, subject_kind
 from gnatswarm.broker.table cimport (
-    MOST_SPREAD, Table, slot_item, spread_after, spread_at, spread_free, spread_init, spread_insert, spread_remove,
-    spread_table, table_find, table_free, table_init, table_insert, table_remove)
+    Keyed, Walk, slot_item, spread_free, spread_init, spread_insert, spread_next, spread_remove, spread_table,
+    table_find, table_free, table_init, table_insert, table_remove)
 from gnatswarm.broker.word cimport SLACK, hash_bytes
 
 import os
@@ -56,16 +56,13 @@ cdef class Interest:
         table_init(&self.root.tokens, sizeof(Pattern))
 
     def __dealloc__(self):
-        cdef Table *table
-        cdef uint32_t i = 0, j
-        while i < MOST_SPREAD:
-            table = spread_at(&self.literals, i)
-            if table != NULL and table.slots != NULL:
-                for j in range(table.mask + 1):
-                    if table.slots[j]:
-                        free_node_contents(<Node *>slot_item(table.slots[j]))
-                        free(slot_item(table.slots[j]))
-            i = spread_after(&self.literals, i)
+        cdef Walk walk = Walk(0, 0)
+        cdef Keyed *item = spread_next(&self.literals, &walk)
+        cdef uint32_t j
+        while item != NULL:
+            free_node_contents(<Node *>item)
+            free(item)
+            item = spread_next(&self.literals, &walk)
         spread_free(&self.literals)
         if self.root != NULL:
             self.free_pattern(self.root)
@@ -382,15 +379,11 @@ cdef class Interest:
         self.node_prune(node)
 
     cdef void replay(self, InterestSink sink) noexcept:
-        cdef Table *table
-        cdef uint32_t i = 0, j
-        while i < MOST_SPREAD:
-            table = spread_at(&self.literals, i)
-            if table != NULL and table.slots != NULL:
-                for j in range(table.mask + 1):
-                    if table.slots[j]:
-                        self.replay_node(<Node *>slot_item(table.slots[j]), sink)
-            i = spread_after(&self.literals, i)
+        cdef Walk walk = Walk(0, 0)
+        cdef Keyed *item = spread_next(&self.literals, &walk)
+        while item != NULL:
+            self.replay_node(<Node *>item, sink)
+            item = spread_next(&self.literals, &walk)
         self.replay_patterns(self.root, sink)
 
     cdef void replay_patterns(self, Pattern *at, InterestSink sink) noexcept:
@@ -567,26 +560,14 @@ cdef class Interest:
                 free(at)
 
     cdef void drop_remote(self, uint32_t shard) noexcept:
-        cdef uint32_t i = 0, j
-        cdef uint64_t slot
-        cdef Node *node
-        cdef Table *table
-        while i < MOST_SPREAD:
-            j = 0
-            while True:
-                table = spread_at(&self.literals, i)   # (the last that is pruned takes its table along)
-                if table == NULL or table.slots == NULL or j > table.mask:
-                    break
-                slot = table.slots[j]
-                if slot:
-                    node = <Node *>slot_item(slot)
-                    self.drop_node(node, shard)
-                    self.node_prune(node)
-                    table = spread_at(&self.literals, i)
-                    if table == NULL or table.slots == NULL or table.slots[j] != slot:
-                        continue
-                j += 1
-            i = spread_after(&self.literals, i)
+        cdef Walk walk = Walk(0, 0)
+        cdef Node *node = <Node *>spread_next(&self.literals, &walk)
+        while node != NULL:
+            self.drop_node(node, shard)
+            if is_unused(node):
+                self.node_prune(node)
+                walk.slot -= 1
+            node = <Node *>spread_next(&self.literals, &walk)
         self.drop_patterns(self.root, shard)
 
     # ---- statistics

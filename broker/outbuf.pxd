@@ -76,7 +76,7 @@ ctypedef struct Chunk:
     uint8_t *data        # its own bytes, or into blob->data
     size_t start         # data[start:end] is not yet taken by the kernel
     size_t end           # for the tail chunk valid only after out_seal
-    size_t capacity      # bytes it can hold itself; 0: it refers to a blob
+    size_t capacity      # bytes it can hold itself; 0: it refers to a blob, or to what is lent to one flush
     Blob *blob
 
 # One per shard: chunk pool, dirty list, flush function. Shared by the shard and its peers; the last one to release it

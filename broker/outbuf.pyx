@@ -190,8 +190,19 @@ cdef bint out_push(OutBuf *out, Chunk *chunk) noexcept nogil:
         out.tail.next = chunk
     out.tail = chunk
     out.pos = chunk.data + chunk.end
-    out.limit = chunk.data + chunk.capacity if chunk.blob == NULL else out.pos
+    out.limit = chunk.data + chunk.capacity if chunk.capacity else out.pos
     return True
+
+
+cdef void out_refer(OutBuf *out, Chunk *chunk, const uint8_t *data, size_t n, Blob *blob) noexcept nogil:
+    """Makes `chunk`, which has no bytes of its own, the tail: of a blob, or lent to the next flush."""
+    chunk.next = NULL
+    chunk.data = <uint8_t *>data
+    chunk.start = 0
+    chunk.end = n
+    chunk.capacity = 0
+    chunk.blob = blob
+    out_push(out, chunk)
 
 
 cdef bint out_admits(OutBuf *out, size_t n) noexcept:
@@ -290,27 +301,10 @@ cdef bint out_append_blob(OutBuf *out, Blob *blob, const uint8_t *start, size_t 
     if chunk == NULL:
         out_condemn(out, CLOSE_SLOW_CONSUMER_PENDING_BYTES)
         return False
-    chunk.next = NULL
-    chunk.data = <uint8_t *>start
-    chunk.start = 0
-    chunk.end = n
-    chunk.capacity = 0
-    chunk.blob = blob
     blob.refs += 1
-    out_push(out, chunk)
+    out_refer(out, chunk, start, n, blob)
     out_mark_dirty(out)
     return True
-
-
-cdef void out_lend(OutBuf *out, Chunk *chunk, const uint8_t *data, size_t n) noexcept:
-    chunk.next = NULL
-    chunk.data = <uint8_t *>data
-    chunk.start = 0
-    chunk.end = n
-    chunk.capacity = 0
-    chunk.blob = NULL
-    out_push(out, chunk)
-    out.limit = out.pos
 
 
 cdef bint out_keep_lent(OutBuf *out) noexcept:
@@ -350,12 +344,12 @@ cdef uint32_t out_send_run(OutBuf *out, const uint8_t *prefix, size_t prefix_siz
             and out.box.flush != NULL:
         n = count - sent
         if is_contiguous:
-            out_lend(out, &lent[0], tail - prefix_size, n * stride)
+            out_refer(out, &lent[0], tail - prefix_size, n * stride, NULL)
         else:
             n = min(n, <uint32_t>MOST_LENT // 2)
             for i in range(n):
-                out_lend(out, &lent[2 * i], prefix, prefix_size)
-                out_lend(out, &lent[2 * i + 1], tail + i * stride, tail_size)
+                out_refer(out, &lent[2 * i], prefix, prefix_size, NULL)
+                out_refer(out, &lent[2 * i + 1], tail + i * stride, tail_size, NULL)
         out.box.flush(out.box.flush_owner, out)
         if out.head != NULL:
             left = out_pending(out)

@@ -62,7 +62,7 @@ cdef inline Table *spread_table(Spread *spread, uint32_t hash) noexcept nogil:
     return &spread.wholes[i] if spread.parts[i] == NULL else &spread.parts[i][hash >> 22 & SPREAD_PARTS - 1]
 
 
-# For walks through all: table number n < MOST_SPREAD, which may be empty; NULL: there is none of that number now.
+# Table number n < MOST_SPREAD, which may be empty; NULL: there is none of that number now.
 cdef inline Table *spread_at(Spread *spread, uint32_t n) noexcept nogil:
     cdef uint32_t i = n // SPREAD_PARTS
     if spread.parts[i] != NULL:
@@ -70,6 +70,25 @@ cdef inline Table *spread_at(Spread *spread, uint32_t n) noexcept nogil:
     return NULL if n % SPREAD_PARTS else &spread.wholes[i]
 
 
-# The number after n, or MOST_SPREAD: those of a table that is not split are passed over.
-cdef inline uint32_t spread_after(Spread *spread, uint32_t n) noexcept nogil:
-    return n + 1 if spread.parts[n // SPREAD_PARTS] != NULL else (n // SPREAD_PARTS + 1) * SPREAD_PARTS
+# Where a walk through all items of a spread is. Items may be removed on the way: where the last one was, there may be
+# another then, so who has removed it steps back by one slot.
+ctypedef struct Walk:
+    uint32_t table
+    uint32_t slot
+
+
+# The next item; NULL: that was the last one. A walk begins with zeros.
+cdef inline Keyed *spread_next(Spread *spread, Walk *walk) noexcept nogil:
+    cdef Table *table
+    cdef uint64_t slot
+    while walk.table < MOST_SPREAD:
+        table = spread_at(spread, walk.table)
+        while table != NULL and table.slots != NULL and walk.slot <= table.mask:
+            slot = table.slots[walk.slot]
+            walk.slot += 1
+            if slot:
+                return slot_item(slot)
+        walk.table += 1 if spread.parts[walk.table // SPREAD_PARTS] != NULL else (
+            SPREAD_PARTS - walk.table % SPREAD_PARTS)   # (one that is not split has no others)
+        walk.slot = 0
+    return NULL

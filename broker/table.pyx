@@ -273,13 +273,11 @@ cdef class SpreadProbe:
         spread_init(&self.spread, sizeof(Named))
 
     def __dealloc__(self):
-        cdef Table *table
-        cdef uint32_t i, j
-        for i in range(MOST_SPREAD):
-            table = spread_at(&self.spread, i)
-            if table != NULL and table.slots != NULL:
-                for j in range(table.mask + 1):
-                    free(slot_item(table.slots[j]))
+        cdef Walk walk = Walk(0, 0)
+        cdef Keyed *item = spread_next(&self.spread, &walk)
+        while item != NULL:
+            free(item)
+            item = spread_next(&self.spread, &walk)
         spread_free(&self.spread)
 
     def insert(self, bytes key not None, uint32_t hash, int64_t value):
@@ -314,11 +312,10 @@ cdef class SpreadProbe:
 
     def values(self) -> list:
         """Every value, in the order of tables and slots."""
-        cdef Table *table
-        cdef uint32_t i, j
+        cdef Walk walk = Walk(0, 0)
+        cdef Keyed *item = spread_next(&self.spread, &walk)
         found = []
-        for i in range(MOST_SPREAD):
-            table = spread_at(&self.spread, i)
-            if table != NULL and table.slots != NULL:
-                found += [(<Named *>slot_item(table.slots[j])).value for j in range(table.mask + 1) if table.slots[j]]
+        while item != NULL:
+            found.append((<Named *>item).value)
+            item = spread_next(&self.spread, &walk)
         return found

@@ -324,7 +324,7 @@ cdef class Socket(Source):
         if self.is_lingering or self.fd < 0:
             return 0
         self.read_promptly()
-        if speaks or reason == CLOSE_CLIENT_CLOSED:   # (who ends may still read: what this round appended goes out)
+        if speaks:
             self.flush()
         self.part(reason)
         if reason == CLOSE_SLOW_CONSUMER_PENDING_BYTES or reason == CLOSE_SLOW_CONSUMER_WRITE_DEADLINE:
