@@ -6,8 +6,9 @@ And always members of queue groups that have left a shard, for all servers (brok
 
 Who waits when a server has frames that it has not acknowledged waits for that server's PONG to a PING behind them;
 connections are FIFO. Per server one PING is in flight and one waits, which all share who ask meanwhile, as in
-broker.fence. The wait is bounded: whoever calls expire() lets those go that wait for too long, and a server that was
-too late is not waited for until it answers.
+broker.fence. Where nothing may be sent any more (the gateway leaves), the end of the connection says as much: a server
+closes it when it has read all. The wait is bounded: whoever calls expire() lets those go that wait for too long, and a
+server that was too late is not waited for until it answers.
 """
 
 from libc.stdint cimport int64_t
@@ -47,6 +48,7 @@ cdef class ServerFence:
         cdef list done = self.in_flight[slot] + self.waiting[slot]
         self.servers &= ~bit
         self.members &= ~bit
+        self.silent &= ~bit
         self.pinging &= ~bit
         self.late &= ~bit
         self.outs[slot] = NULL
@@ -99,6 +101,8 @@ cdef class ServerFence:
         return True
 
     cdef int ping(self, int slot) except -1:
+        if (self.silent >> slot) & 1:
+            return 0
         self.pinging |= <uint64_t>1 << slot
         self.frames_pinged[slot] = self.frames_to(slot)
         (<list>self.pongs_due[slot]).append(True)

@@ -61,7 +61,8 @@ cdef class DuePong(FencedBatch):
     """A PING of another server: its PONG says that all shards here know what came before it."""
 
     cdef int on_fenced(self) except -1:
-        out_append(&self.link.out, b'PONG\r\n', 6)
+        if not self.link.is_silent:
+            out_append(&self.link.out, b'PONG\r\n', 6)
         return 0
 
 
@@ -564,6 +565,13 @@ cdef class ServerLink(Peer):
         """Send it neither messages nor interest any more; what it sends counts."""
         self.exchange.told &= ~(<uint64_t>1 << self.slot)
 
+    def fall_silent(self):
+        """Send nothing any more, not even a PONG, as the sending half of the connection is closed; read on. Whoever
+        waits until the server knows something waits for its end."""
+        self.is_silent = True
+        if self.slot >= 0:
+            self.exchange.fence.silent |= <uint64_t>1 << self.slot
+
     def set_permissions(self, permissions):
         """Compiled Permissions: what it may be told (subscribe) and sent (publish); None: everything."""
         self.repeat.line_size = 0
@@ -592,13 +600,15 @@ cdef class ServerLink(Peer):
         self.release(HOLD_REST)
 
     def ping(self):
-        """Send PING; the session is told of its PONG."""
-        self.pongs_due.append(False)
-        out_append(&self.out, b'PING\r\n', 6)
+        """Send PING, unless nothing may be sent; the session is told of its PONG."""
+        if not self.is_silent:
+            self.pongs_due.append(False)
+            out_append(&self.out, b'PING\r\n', 6)
 
     def send(self, bytes data not None):
-        """Queue bytes as they are."""
-        out_append(&self.out, data, len(data))
+        """Queue bytes as they are, unless nothing may be sent."""
+        if not self.is_silent:
+            out_append(&self.out, data, len(data))
 
     def end(self):
         """Close it, after sending what is queued."""

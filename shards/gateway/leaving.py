@@ -66,7 +66,7 @@ class Leaving:
                 session.close("Server Shutdown")
                 self._ended.add(session)
             elif session.socket.end_sending():
-                session.link.is_silent = True
+                session.link.fall_silent()
                 self._ended.add(session)
         if sessions:
             self._loop.call_later(LOOK_S, self._look)

@@ -188,6 +188,11 @@ cdef class ProbeSocket:
         return self.peer.out.close_reason
 
     @property
+    def unread_bytes(self) -> int:
+        """Bytes that came and the peer has not processed: it does not read, or the operation is not complete."""
+        return len(self.unread) - self.unread_at + self.kept
+
+    @property
     def kept(self) -> int:
         """Bytes of an incomplete operation that the peer holds."""
         return self.peer.partial_size + (self.peer.blob_filled if self.peer.blob != NULL else 0)

@@ -32,6 +32,10 @@ class Subscription:
     lost_until: int = NEVER  # … and when everything had arrived after that, with all shards linked
     got: dict[int, int] = field(default_factory=dict)  # message → step
 
+    def is_cut_off(self, message: Message) -> bool:
+        """Whether its server's connection had ended by then, and not everybody knew it again."""
+        return any(at <= message.acked_at for at in self.cut_offs) and not self.has_seen(message)
+
     def has_seen(self, message: Message) -> bool:
         """Whether it was there, for all to know, when the message was published."""
         return self.acked_at < message.at < self.left_at

@@ -307,8 +307,7 @@ def check_second_choice(history: History, reach: Reach, taker: Subscription, mem
     plain = {sub.client for sub, _, _ in reach.plain}
     first = [one for one in members if not one.is_second]
     for one in first:
-        is_cut_off = any(at <= message.acked_at for at in one.cut_offs) and not one.has_seen(message)
-        if one.is_outside and (is_cut_off or one.left_at <= message.acked_at or one.client in plain):
+        if one.is_outside and (one.is_cut_off(message) or one.left_at <= message.acked_at or one.client in plain):
             return
     for one in first:
         _, view, subject = reach.hits[one.sid]
@@ -381,16 +380,19 @@ def is_excused_by_a_stale_choice(
 ) -> bool:
     """Whether it may have gone where nobody could take it (any more), while everybody else unsubscribed.
 
-    It was the shard of a connection that had just closed, or of a member that may not have the message: by its
-    permissions, or as one of a third account (`counted`, besides `members`). A known limit: who unsubscribes lingers
-    until its siblings know. What one of them had sent to a third shard by then, where nobody takes it, goes back to the
-    publisher's shard, and comes to nobody if nobody takes it there either. (One server would give it to a member.)
+    It was the shard of a connection that had just closed, another server's too, or of a member that may not have the
+    message: by its permissions, or as one of a third account (`counted`, besides `members`). A known limit: who
+    unsubscribes lingers until its siblings know. What one of them had sent to a third shard by then, where nobody takes
+    it, goes back to the publisher's shard, and comes to nobody if nobody takes it there either. (One server would give
+    it to a member.)
     """
     may_have = {one.sid for one in members} - kept_out
     stale = [
         one
         for one in counted
-        if (one.gone_at < message.at if one.sid in may_have else one.at <= message.acked_at)
+        if (
+            one.is_cut_off(message) or (one.gone_at < message.at if one.sid in may_have else one.at <= message.acked_at)
+        )
         and not one.is_over_for(message)
     ]
     takers = [one for one in members if one.has_seen(message) and one.sid not in kept_out]

@@ -116,11 +116,28 @@ SHARE_WITH_ROUTERS = 0.3
 SHARE_WITH_SERVERS = 0.35
 SHARE_WITH_RESTS = 0.5
 SERVERS = {"there": 10, "over": 10, "dial": 2, "hang": 1, "fell": 1, "settle": 2, "ping": 2, "pub": 2, "request": 1}
-SERVER_STEPS = "dial", "hang", "fell", "over", "there"
+SERVER_STEPS = "dial", "hang", "fell", "over", "there", "replace", "flood", "reach", "within", "quit"
 SERVER_FEATURES = "servers", "fenced", "rests"
 # Runs are sent from where they were read, of messages of any size: drawn apart, of all worlds.
 DIRECT = "direct"
 SHARE_DIRECT = 0.3
+# The gateway is replaced in order, or members elsewhere leave with messages on their way: drawn apart, of worlds with
+# other servers.
+OUTSIDE = (
+    "gather there there settle pub pub pub within quit reach reach settle",
+    "settle pub there replace tell carry pub over there carry over pub carry over ping pass carry over pass settle",
+    "settle replace tell pub there carry over there over carry pub there over pass over carry there pass settle pass",
+    "settle pub pub replace tell carry carry over over pass over there over there pass settle pass dial dial settle",
+    "settle gather replace tell carry desert carry over pub carry over pass over pass settle pass dial settle",
+    "replace tell carry over fell pass settle pass dial dial dial settle",
+    "settle there there replace tell carry hang over carry pub pass over pass settle pass dial dial settle",
+    "settle ping sub replace tell carry ping over pass pub ping over carry pass settle pass dial settle",
+    "settle flood replace tell carry flood over carry over pass over pass settle",
+    "sub sub settle replace tell within within within flood flood reach carry reach pass carry settle",
+    "settle replace tell within within pub there within flood flood reach carry reach pass carry settle",
+    "replace tell router pass carry adopt tell over pass tell pass settle",
+)
+SHARE_OUTSIDE = 0.5
 # With `fence: cluster`: one server hears of everything before the others do.
 FENCED_PATTERNS = (
     "settle sub 1 ping 1 carry carry over 2 over 2 over 2 carry over 2 carry over 2 carry carry",
@@ -342,6 +359,9 @@ def with_servers(seed: int, schedule: Schedule) -> Schedule:
     first = [drawn_step(rng, "dial")._replace(who=who) for who in range(4)]
     if "fenced" in features:
         steps = list(with_some(random.Random(f"fenced {seed}"), tuple(steps), list(FENCED_PATTERNS)))
+    outside = random.Random(f"outside {seed}")
+    if outside.random() < SHARE_OUTSIDE:
+        steps = list(with_some(outside, tuple(steps), list(OUTSIDE)))
     at = rng.randrange(1 + len(steps) // 8)
     steps[at:at] = [*first, drawn_step(rng, "settle")]
     return replace(schedule, steps=tuple(steps), features=(*schedule.features, *features))

@@ -16,10 +16,13 @@ from typing import TYPE_CHECKING
 from gnatswarm.broker.exchange import Exchange
 from gnatswarm.broker.fence import MeshFence
 from gnatswarm.broker.serverlink import ServerLink
+from gnatswarm.shards.gateway.leaving import Leaving
 from tests.simulation.history import NEVER, Message, Subscription
 from tests.simulation.tenants import matches
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from gnatswarm.broker.exchange import Resting
     from tests.simulation.swarm import Process, Swarm
 
@@ -33,6 +36,23 @@ SHARE_RESTED = 0.4  # of steps that carry bytes: before them, all go on that res
 # What members say in INFO about leaf nodes' clusters: nothing, that a message may be of one (nats-server 2.9), that
 # interest is told apart as well (2.10.23 and newer, gnatswarm).
 NO_LNOC, LNOC, LNOCU = "", "lnoc", "lnocu"
+
+
+def frames_in(data: bytes) -> Iterator[tuple[list[bytes], bytes, int]]:
+    """Complete frames between servers: the words of each, what stands behind its line, and where it ends."""
+    at = 0
+    while (end := data.find(b"\r\n", at)) >= 0:
+        words = data[at:end].split(b" ")
+        at = end + 2
+        body = b""
+        if words[0].endswith(b"MSG"):
+            size = int(words[-1])
+            if len(data) < at + size + 2:
+                break
+            body = data[at : at + size]
+            assert data[at + size : at + size + 2] == b"\r\n", data[at - 100 : at + 200]
+            at += size + 2
+        yield words, body, at
 
 
 class Gateway:
@@ -51,6 +71,21 @@ class Gateway:
         self.exchange.fence.on_wait = self._on_wait
         self.late_until_us = 0  # PONGs that waited for a server that was late are on their way until then
         self._is_looking = False
+        self.is_leaving = False  # it was told to end in order
+
+    def leave(self, within_s: float, on_done: Callable[[], None]) -> None:
+        """As shards.gateway.gateway: end, and lose nothing that is on its way."""
+        servers = self.process.swarm.servers
+        assert servers is not None
+        if not self.is_leaving:
+            self.is_leaving = True
+            servers.on_leave()
+
+        def sessions() -> list[DoorSession]:
+            return [door.session for door in servers.doors if door.gateway is self and door.is_open]
+
+        leaving = Leaving(self.process.loop, self.process.probe, self.exchange, sessions, on_done)  # type: ignore[arg-type]
+        leaving.begin(within_s)
 
     def _rest(self, link: Resting) -> None:
         self.process.swarm.seen["rest behind interest"] += 1
@@ -85,6 +120,30 @@ class Gateway:
         self.process.probe.finish()
 
 
+class DoorSession:
+    """What a gateway that leaves does with a connection."""
+
+    def __init__(self, door: Door, *, is_encrypted: bool) -> None:
+        self._door = door
+        self.link = door.link
+        self.socket = None if is_encrypted else self
+
+    def end_sending(self) -> bool:
+        """Nothing more comes from the gateway, which reads on."""
+        if self._door.socket.pending:
+            return False
+        self._door.has_ended = True
+        self._door.ends_at = self._door.socket.queued
+        return True
+
+    def close(self, _why: str) -> None:
+        """It is encrypted: the gateway reads no more either."""
+        assert self.socket is None, "what the server has sent could have been read"
+        self._door.has_ended = True
+        self._door.server.servers.lose_with(self._door)
+        self.link.end()
+
+
 class Door:
     """One connection; the engine's session of it, too."""
 
@@ -92,12 +151,19 @@ class Door:
         self.gateway = gateway
         self.server = server
         self.carried = 0  # bytes that the server has read
-        self.out = bytearray()  # what the server has sent, and the gateway has not read
+        self.out = bytearray()  # all that the server has sent
+        self.brought = 0  # bytes of that which are at the gateway
         self.rest = b""
         self.pings: list[list[Subscription]] = []  # for each PING of the server: what it had told before
+        self.has_ended = False  # the gateway sends nothing more
+        self.ends_at = -1  # … than so many bytes; -1: it has closed
+        self.is_left = False  # the server has read that, and sends nothing more either
+        self.promised: list[tuple[Subscription, int]] = []  # when the gateway began to leave: since when each is known
+        self.left_at = NEVER  # … and when that was
         probe = gateway.process.probe
-        self.link = ServerLink(gateway.exchange, self, is_route=server.kind == "route")
+        self.link: ServerLink = ServerLink(gateway.exchange, self, is_route=server.kind == "route")
         self.socket = probe.adopt(self.link)
+        self.session = DoorSession(self, is_encrypted=server.is_encrypted)
         self.link.takes_origins = server.says != NO_LNOC
         self.link.names_origins = server.says == LNOCU
         if server.takes_only_queues:
@@ -113,23 +179,54 @@ class Door:
 
     @property
     def is_busy(self) -> bool:
-        return self.is_open and (bool(self.out) or len(self.socket.sent) > self.carried)
+        if self.is_left:
+            return self.is_open and not (self.is_all_brought and self.socket.is_held)
+        if self.has_ended:
+            return self.gateway.process.is_alive
+        return self.is_open and (not self.is_all_brought or len(self.socket.sent) > self.carried)
+
+    @property
+    def is_all_brought(self) -> bool:
+        return self.brought == len(self.out)
 
     def end(self) -> None:
         """The connection breaks: what is on its way is lost."""
         if self.is_open:
             self.gateway.process.probe.end(self.socket)
 
+    def break_off(self) -> None:
+        """It breaks, and its socket is one of those that are read in one round of the gateway: others come after it."""
+        if self.is_open:
+            self.link.end()
+
+    def lost(self) -> tuple[list[int], list[int]]:
+        """What is on its way, by the numbers of the messages: to the server, and from it."""
+        out = self.rest + self.socket.queued_from(self.carried)
+        to_server = [int(body) for _, body, _ in frames_in(out) if body]
+        read = self.brought - self.socket.unread_bytes
+        return to_server, [int(body) for _, body, end in frames_in(bytes(self.out)) if body and end > read]
+
     def carry_in(self, most: int) -> None:
-        data = bytes(self.out[:most])
-        del self.out[:most]
-        if data and self.is_open:
+        """Bytes come to the gateway; behind the last one the end of the stream, where the server has left."""
+        data = bytes(self.out[self.brought : self.brought + most]) if self.is_open else b""
+        self.brought += len(data)
+        if data:
             self.gateway.process.probe.feed(self.socket, data)
+        if self.is_left and self.is_all_brought:
+            self.gateway.process.probe.finish()  # what it read no more because it rested is read
+            if not self.socket.is_held:
+                self.end()
 
     def carry_out(self, most: int) -> None:
+        """Bytes come to the server; behind the last one the end of the stream, where the gateway has ended it."""
         data = bytes(self.socket.sent[self.carried : self.carried + most])
         self.carried += len(data)
         self.rest = self.server.read(self.rest + data)
+        assert self.ends_at < 0 or self.socket.queued == self.ends_at, (
+            "the gateway sends more, and has said that it ends"
+        )
+        if self.has_ended and self.carried == len(self.socket.sent):
+            self.server.servers.on_end_of_stream(self.server)
 
     # ---- the session of the engine's link
 
@@ -174,6 +271,7 @@ class Server:
         origins = ("",) if kind == "route" and self.says == NO_LNOC else ("", "pond", "pond", "lake")
         self.origin = rng.choice(origins)
         self.takes_only_queues = takes_only_queues  # it is a gnatswarm, and knows QMSG
+        self.is_encrypted = number % 4 == 3
         self.short_id = f"NSERVER{self.number:05}"
         self.door: Door | None = None
         self.wants: list[Subscription] = []  # what its user is subscribed to now
@@ -240,9 +338,9 @@ class Server:
 
     def read(self, data: bytes) -> bytes:
         """Frames; returns what is not complete."""
-        while (end := data.find(b"\r\n")) >= 0:
-            words = data[:end].split(b" ")
-            after = end + 2
+        read = 0
+        for words, body, after in frames_in(data):
+            read = after
             verb = words[0]
             first = 2 if self.kind == "route" else 1
             origin = ""
@@ -251,31 +349,25 @@ class Server:
                 been = words[1].decode()
                 first += 1
             if self.kind == "route" and verb.startswith(b"L"):  # "<origin> <account>" in the place of the account
-                assert self.says == LNOCU or (verb == b"LMSG" and self.says == LNOC), data[:200]
+                assert self.says == LNOCU or (verb == b"LMSG" and self.says == LNOC), words
                 origin = words[1].decode()
                 first = 3
             if verb in (b"RMSG", b"LMSG", b"QMSG"):
-                size = int(words[-1])
-                if len(data) < after + size + 2:
-                    break
-                assert data[after + size : after + size + 2] == b"\r\n", data[:200]
                 # (behind the words of QMSG, and of LMSG of a route, there is also a header's size)
                 end = -2 if origin or verb == b"QMSG" else -1
-                self.on_message(words[first:end], data[after : after + size], origin, been)
-                after += size + 2
+                self.on_message(words[first:end], body, origin, been)
             elif verb == b"PING":
                 assert self.door is not None
                 self.door.out += b"PONG\r\n"
             elif verb == b"PONG":
                 self.on_pong()
             else:
-                assert verb in ((b"LS+", b"LS-") if self.kind == "leaf" or origin else (b"RS+", b"RS-")), data[:200]
+                assert verb in ((b"LS+", b"LS-") if self.kind == "leaf" or origin else (b"RS+", b"RS-")), words
                 if origin:
                     self.on_interest_apart(verb[2:] == b"+", origin, [word.decode() for word in words[first:]])
                 else:
                     self.on_interest(verb[2:] == b"+", [word.decode() for word in words[first:]])
-            data = data[after:]
-        return data
+        return data[read:]
 
     def on_interest(self, wanted: bool, words: list[str]) -> None:
         if words[0].startswith(LOOP_SUBJECT.decode()):
@@ -396,6 +488,7 @@ class Servers:
         ]
         self.unsettled = 0  # messages from here on may not have arrived everywhere
         self.unacked: list[Message] = []  # of their users
+        self.left: list[Door] = []  # whose servers have left them because the gateway leaves
         self.has_link_broken = False  # between shards, since everything had arrived
         self.has_server_gone = False  # likewise: others may not know yet what nobody wants any more
 
@@ -404,7 +497,7 @@ class Servers:
 
     @property
     def doors(self) -> list[Door]:
-        return [one.door for one in self.all if one.door is not None]
+        return [one.door for one in self.all if one.door is not None] + self.left
 
     @property
     def is_held(self) -> bool:
@@ -420,26 +513,48 @@ class Servers:
     def dial(self, server: Server) -> None:
         """It connects, if the gateway serves."""
         gateway = self.swarm.gateway
-        if server.door is None and gateway is not None and gateway.process.is_ready and gateway.process.is_alive:
+        if (
+            server.door is None
+            and gateway is not None
+            and not gateway.is_leaving
+            and gateway.process.is_ready
+            and gateway.process.is_alive
+        ):
             server.door = Door(gateway, server)
             server.tell_all()
             self.seen["server connected"] += 1
 
     def hang_up(self, server: Server) -> None:
         """Its connection ends: nobody knows any more what is wanted on the other side."""
-        if server.door is None:
-            return
-        server.door.end()
+        if server.door is not None:
+            self.lose_with(server.door)
+            server.door.end()
+            self.detach(server)
+
+    def detach(self, server: Server) -> None:
+        """It has no connection to our broker any more."""
         server.door = None
         server.heard.clear()
         server.heard_queues.clear()
         server.heard_apart.clear()
         server.heard_queues_apart.clear()
+        self.cut_off(server)
+
+    def cut_off(self, server: Server) -> None:
+        """What its user wants is not known to our broker from now on."""
+        self.has_server_gone = True
         server.is_in_step = False
         for sub in server.wants:
             sub.acked_at = NEVER
             sub.cut_offs.append(self.now)
-        self.lose()
+
+    def lose_with(self, door: Door) -> None:
+        """What is on its way over this connection is lost."""
+        to_server, from_server = door.lost()
+        for number in to_server:
+            self.messages[number].is_lost_outside = True
+        for number in from_server:
+            self.messages[number].is_lost_outside = self.messages[number].may_be_lost = True
 
     def lose(self) -> None:
         """What is on its way to or from other servers may be lost."""
@@ -449,10 +564,43 @@ class Servers:
         for message in self.unacked:
             message.may_be_lost = True
 
-    def on_gateway_ended(self) -> None:
+    def on_gateway_ended(self, *, has_left: bool) -> None:
+        """Its process has ended; `has_left`: in order, after all that was on its way had arrived."""
+        if has_left:
+            for door in self.doors:  # what its socket had taken still arrives
+                door.carry_out(1 << 30)
+            return
         for server in self.all:
             self.hang_up(server)
+        self.left.clear()
         self.lose()
+
+    def on_leave(self) -> None:
+        """The gateway begins to leave: what it knew is served, and it hears no more of what its servers want."""
+        self.seen["gateway with servers replaced"] += bool(self.doors)
+        for server in self.all:
+            if server.door is not None:
+                server.door.promised = [(sub, sub.acked_at) for sub in server.wants if not sub.queue]
+                server.door.left_at = self.now
+                self.cut_off(server)
+
+    def on_end_of_stream(self, server: Server) -> None:
+        """The server has read all that the gateway sends, and closes; what it had sent before is still on its way."""
+        door = server.door
+        assert door is not None
+        self.seen["server read to the gateway's end"] += 1
+        for message in self.messages[self.unsettled :]:
+            # (What another server sends is not passed on to this one any more.)
+            if message.at <= door.left_at and not message.is_outside and self.is_promised(message):
+                for sub, known_at in door.promised:
+                    if known_at < message.at and sub.left_at == NEVER and matches(sub.pattern, message.subject):
+                        assert message.number in sub.got, f"{sub}, on another server, did not get {message}"
+        door.is_left = True
+        self.detach(server)
+        if door.is_open:
+            self.left.append(door)
+        else:
+            self.lose_with(door)
 
     def on_break(self) -> None:
         """A link has broken, perhaps of the gateway: of what other servers sent some is lost, and nobody is told."""
@@ -472,12 +620,18 @@ class Servers:
         if not busy:
             return False
         door = busy[which % len(busy)]
-        if door.out and (which % 2 or len(door.socket.sent) == door.carried):
+        is_at_end = len(door.socket.sent) == door.carried and not door.has_ended
+        if door.is_left or (not door.is_all_brought and (which % 2 or is_at_end)):
             door.carry_in(most)
         else:
             door.carry_out(most)
+        self.forget_left()
         self.swarm.turn()
         return True
+
+    def forget_left(self) -> None:
+        """Forget the connections that have ended on both sides."""
+        self.left = [one for one in self.left if one.is_open]
 
     def carry_all(self) -> bool:
         """Everything, once; False: there was nothing."""
@@ -486,7 +640,9 @@ class Servers:
             if door.is_busy:
                 is_busy = True
                 door.carry_in(1 << 30)
-                door.carry_out(1 << 30)
+                if not door.is_left:
+                    door.carry_out(1 << 30)
+        self.forget_left()
         if is_busy:
             self.swarm.turn()
         return is_busy
@@ -519,7 +675,7 @@ class Servers:
             server.door.pings.append(list(server.wants))
             server.door.out += b"PING\r\n"
 
-    def publish(self, server: Server, subject: str, answers: int = -1) -> None:
+    def publish(self, server: Server, subject: str, answers: int = -1, size: int = 0) -> None:
         message = Message(len(self.messages), server.number, subject, at=self.now, answers=answers)
         message.at_us = self.swarm.now_us
         message.is_outside = True
@@ -545,7 +701,7 @@ class Servers:
         for (pattern, queue), n in sorted([*server.heard_queues.items(), *of_leaves]):
             if matches(pattern, subject):
                 members.setdefault(queue, []).extend([None] * n)
-        body = b"%d" % message.number
+        body = (b"%d" % message.number).ljust(size)
         named = set()
         for queue, candidates in sorted(members.items()):
             chosen = self.rng.choice(candidates)
@@ -582,10 +738,8 @@ class Servers:
                 message.acked_us = self.swarm.now_us
         self.unacked.clear()
         for message in self.messages[self.unsettled :]:
-            if message.at == NEVER or message.is_denied or message.is_lost_outside or not message.is_promised:
+            if not self.is_promised(message):
                 continue
-            if self.has_link_broken and message.acked_at == NEVER:
-                continue  # its client is closed, not acknowledged
             for server in self.all:
                 for sub in server.wants:
                     if not sub.queue and sub.acked_at < message.at and matches(sub.pattern, message.subject):
@@ -596,11 +750,17 @@ class Servers:
             if sub.is_outside and sub.left_at != NEVER:
                 sub.left_acked_at = min(sub.left_acked_at, self.now)
         for server in self.all:
-            server.is_in_step = server.door is not None
+            server.is_in_step = server.door is not None and not server.door.gateway.is_leaving
             if server.is_in_step:
                 for sub in server.wants:
                     sub.acked_at = min(sub.acked_at, self.now)
                 self.check_heard(server)
+
+    def is_promised(self, message: Message) -> bool:
+        """Whether all who are there for it must get it: also what its client published before a link broke."""
+        if message.at == NEVER or message.is_denied or message.is_lost_outside or not message.is_promised:
+            return False
+        return not self.has_link_broken or message.acked_at != NEVER  # (else its client is closed)
 
     def check_heard(self, server: Server) -> None:
         """Each server has been told what our clients and other kinds of servers want, and nothing else."""

@@ -25,6 +25,7 @@ from gnatswarm.broker.link import SiblingLink
 from gnatswarm.probes.engine import Probe
 from gnatswarm.probes.pipes import FrameReader, Pipe, busy_pipes, finish_all, is_over, told_of
 from gnatswarm.router.supervision import supervision
+from gnatswarm.router.supervision.rolling import GATEWAY_LEAVES_WITHIN_S
 from gnatswarm.router.supervision.supervision import Phase, ShardState
 from gnatswarm.shards.boundary import control
 from gnatswarm.shards.clients.departure import QUIET_S, STEP_S, Departure
@@ -525,7 +526,7 @@ class Process:
             self.die("exit 1")  # nobody is connected here
         elif router:
             self.channel = router
-            leaves_within_s = -1.0 if self.departure is None else max(0.0, self.leaves_at_s - self.loop.time())
+            leaves_within_s = max(0.0, self.leaves_at_s - self.loop.time()) if self.leaves_at_s else -1.0
             self.tell_router(control.Resumed(self.sink.is_in_step, True, 0, leaves_within_s, self.has_drained))
 
     def hear(self, message: control.ControlMessage | Channel) -> None:
@@ -537,6 +538,9 @@ class Process:
             self.links.on_linked_shards(message.shards)
         elif isinstance(message, control.Ping):
             self.tell_router(control.Pong(message.seq))
+        elif isinstance(message, control.Drain) and self.gateway is not None:
+            self.leaves_at_s = self.leaves_at_s or self.loop.time() + message.deadline_s
+            self.gateway.leave(message.deadline_s, self.on_gateway_left)
         elif isinstance(message, control.Drain) and self.departure is None:
             self.leaves_at_s = self.loop.time() + message.deadline_s
             self.quiet_s = min(QUIET_S, message.deadline_s)
@@ -553,6 +557,20 @@ class Process:
             self.swarm.seen["leave"] += 1
             self.swarm.seen["retire"] += bool(message.to)
             self.is_relay_next = message.relay_s > 0
+
+    def on_gateway_left(self) -> None:
+        """As the worker: it ends at once."""
+        servers = self.swarm.servers
+        assert servers is not None
+        self.has_left = not any(door.gateway is self.gateway and door.is_open for door in servers.doors)
+        assert self.has_left or self.loop.time() >= self.leaves_at_s, "the gateway leaves before its servers have"
+        self.swarm.seen["gateway gave up"] += not self.has_left
+        self.is_ready = False
+        self.has_drained = True
+        self.tell_router(control.Drained(False))
+        self.links.close()
+        self.engine.probe.finish()
+        self.die("exit 0")
 
     def is_awaited(self) -> bool:
         is_busy = self.links.moves.n_arriving > 0 or self.links.reply_prefixes.is_busy
@@ -856,6 +874,11 @@ class Swarm:
         self.wanted.discard(number)
         relay_s = 3600.0 if moves and self.states[number].starts % 2 else 0.0
         self.deliver(number, supervision.LeaveWanted(control.Drain(4.0 if moves else 1.0, to, relay_s)))
+
+    def replace_gateway(self) -> None:
+        """As router.supervision.supervisor: its process ends in order, and the next one follows."""
+        self.deliver(control.GATEWAY_NUMBER, supervision.LeaveWanted(control.Drain(GATEWAY_LEAVES_WITHIN_S)))
+        self.deliver(control.GATEWAY_NUMBER, supervision.StartWanted())
 
     # ---- a router that dies, and the next
 

@@ -30,7 +30,7 @@ from tests.simulation import promises
 from tests.simulation.history import NEVER, Message, Subscription
 from tests.simulation.promises import History
 from tests.simulation.schedule import MOST_SHARDS_HERE, Schedule, Step
-from tests.simulation.servers import Servers
+from tests.simulation.servers import Door, Servers
 from tests.simulation.swarm import ALL, End, Process, Swarm
 from tests.simulation.tenants import RIGHTS, Tenants, View, matches, may_publish, may_subscribe
 from tests.support.engine import NO_RESPONDERS, Engine, EngineClient, frames
@@ -423,7 +423,7 @@ class World:
     def on_end(self, process: Process) -> None:
         """A shard's process has ended, with its clients."""
         if process.gateway is not None and self.servers is not None:
-            self.servers.on_gateway_ended()
+            self.servers.on_gateway_ended(has_left=process.has_left)
         self.count(process)
         self.look()
         self.ended += not process.has_left
@@ -582,7 +582,7 @@ class World:
         for process in list(self.dying):
             if not any(end.other.process is process and end.is_joined for end in self.swarm.ends):
                 self.dying.remove(process)
-                if process.gateway is not None and self.servers is not None:
+                if process.gateway is not None and self.servers is not None and not process.has_left:
                     self.servers.lose()  # what was sent to it since it died
                 for sub in self.subscriptions:
                     if not sub.is_outside and self.people[sub.client].believed_at(process):
@@ -1200,7 +1200,26 @@ class World:
         if self.servers is not None and step.much < 8:
             server = self.servers.all[step.who % len(self.servers.all)]
             self.seen["connection to a server ended"] += server.door is not None
+            if server.door is not None and step.which % 2:
+                self.seen["connection to a server ended within a round"] += self.carry_to_gateway(server.door, step)
             self.servers.hang_up(server)
+
+    def carry_to_gateway(self, door: Door, step: Step) -> bool:
+        """The gateway reads of one shard after a connection to another server has broken, before it is done with it."""
+        busy = [one for one in self.swarm.busy_ends() if one.other.process is door.gateway.process]
+        if self.servers is None or not busy or not door.is_open:
+            return False
+        end = busy[step.which // 2 % len(busy)]
+        self.servers.lose_with(door)
+        door.break_off()
+        self.swarm.carry(end, ALL)
+        return True
+
+    def do_replace(self, step: Step) -> None:
+        """The gateway's process ends in order, and another one follows."""
+        gateway = self.swarm.gateway
+        if gateway is not None and gateway.process.is_alive and self.swarm.has_router:
+            self.swarm.replace_gateway()
 
     def do_fell(self, step: Step) -> None:
         """The gateway's process is killed."""
@@ -1234,6 +1253,31 @@ class World:
             self.seen["answer of another server"] += 1
         else:
             self.servers.publish(server, self.subjects[step.much % len(self.subjects)])
+
+    def do_reach(self, step: Step) -> None:
+        """Everything between the gateway and other servers arrives, and nothing between shards."""
+        if self.servers is not None:
+            self.servers.carry_all()
+
+    def do_within(self, step: Step) -> None:
+        """What is on its way between shards arrives, and nothing between the gateway and other servers."""
+        for end in self.swarm.busy_ends():
+            if end.other.is_open:
+                self.swarm.carry(end, ALL)
+
+    def do_quit(self, step: Step) -> None:
+        """The users of all members of the cluster unsubscribe from everything."""
+        if self.servers is not None:
+            for server in self.servers.all:
+                for sub in list(server.wants) if server.kind == "route" else []:
+                    self.servers.unsubscribe(server, sub)
+
+    def do_flood(self, step: Step) -> None:
+        """The user of another server publishes more than a link's socket takes, where it does not take everything."""
+        if self.servers is not None:
+            server = self.servers.all[step.who % len(self.servers.all)]
+            for _ in range(1 + step.which % 5):
+                self.servers.publish(server, self.subjects[step.much % len(self.subjects)], size=VOLLEY_BYTES)
 
     # ---- moves
 
@@ -1537,6 +1581,11 @@ ALONE: dict[str, Callable[[World, Step], None]] = {
     "dial": World.do_dial,
     "hang": World.do_hang,
     "fell": World.do_fell,
+    "replace": World.do_replace,
+    "flood": World.do_flood,
+    "quit": World.do_quit,
+    "within": World.do_within,
+    "reach": World.do_reach,
     "over": World.do_over,
     "there": World.do_there,
     "router": World.do_router,
