@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 from collections import Counter
@@ -226,6 +227,43 @@ async def test_a_restart_takes_what_other_servers_have_sent_until_they_close(sta
     route.close()
     assert not (await restart).error
     assert [frame.payload for frame in await client.messages(2, 20)] == [b"late1", b"late2"]
+
+
+async def test_who_asks_for_a_pong_while_the_gateway_ends_loses_nothing_of_other_servers(
+    start: Start, net: Net
+) -> None:
+    """The gateway asked the other server, behind the end that it had closed: the kernel then ended the connection."""
+    here = start("gnatswarm-2", cluster_config("here", more="fence: cluster"))
+    route = await RawRoute.dial(route_port(here), "raw")
+    await route.talk("RS+ $G out\r\n")
+    [client] = await net.clients([here])
+    await client.send("SUB in 1\r\n")
+    async with asyncio.timeout(20):
+        while not any(line == "RS+ $G in" for line, _ in await route.talk()):
+            pass
+    restart = asyncio.create_task(
+        asyncio.to_thread(exchange, find(here.pid, here.port), RestartRequest(), 60.0, lambda _: None)
+    )
+    heard: list[str] = []
+
+    async def hear_out() -> None:
+        with contextlib.suppress(EOFError):
+            while True:
+                heard.append((await route.frame())[0])
+
+    end = asyncio.create_task(hear_out())
+    while not end.done():  # of the last ones the gateway does not know whether they have come
+        await client.send("PUB out 0\r\n\r\n")
+        await asyncio.wait([end], timeout=0.002)
+    assert any(line.startswith("RMSG $G out ") for line in heard)
+    await client.send("PING\r\n")
+    for number in range(10):
+        route.write(f"RMSG $G in 2\r\n{number:02}\r\n")
+        [frame] = await client.messages(1, 20)
+        assert frame.payload == b"%02d" % number
+    route.close()
+    assert not (await restart).error
+    await client.flush(20)
 
 
 @pytest.mark.parametrize("fault", ["killed", "restarted"])
