@@ -100,8 +100,8 @@ class Shard:
         self._news = ClusterNews(cluster_name(options.cluster.name, server_id)) if options.cluster.port else None
         self.fanout = Fanout(prefers_local=options.sharding.prefer_local)
         self.mesh = Mesh(self.fanout, number)
-        counters = PageCounters(page, number, self.fanout, self.mesh)
-        self.reactor = Reactor(self.fanout, counters, is_tracing=options.logging.trace)
+        self.counters = PageCounters(page, number, self.fanout, self.mesh)
+        self.reactor = Reactor(self.fanout, self.counters, is_tracing=options.logging.trace)
         self._deadlines = Deadlines(self.reactor, options.limits, options.websocket, options.leafnodes, options.cluster)
         self.fence = MeshFence(self.mesh)
         self.imports_exports = ImportsExports(
@@ -114,7 +114,7 @@ class Shard:
         sessions: dict[int, ClientSession] = {}
         self.system = System(
             reactor=self.reactor,
-            counters=counters,
+            counters=self.counters,
             fanout=self.fanout,
             mesh=self.mesh,
             page=page,

@@ -320,7 +320,7 @@ class Worker:
     def _new_gateway(self, boot: control.Boot, page: Page) -> Gateway:
         from gnatswarm.shards.gateway.gateway import Gateway
 
-        return Gateway(
+        gateway = Gateway(
             self._loop,
             self._shard.reactor,
             self._shard.mesh,
@@ -336,6 +336,8 @@ class Worker:
             next_event_number=page.next_event_number,
             tell=self._tell,
         )
+        self._shard.counters.count_servers(gateway.exchange)
+        return gateway
 
     def _link_to_siblings(self, boot: control.Boot, page: Page, path: str, reserve: Reserve) -> None:
         shard = self._shard

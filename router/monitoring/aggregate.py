@@ -20,7 +20,6 @@ from gnatswarm.broker.version import LANGUAGE, OWN_VERSION
 from gnatswarm.router.monitoring.account_rules import account_rules
 from gnatswarm.router.monitoring.facts import Facts, ShardFacts
 from gnatswarm.router.monitoring.moving_clients import once
-from gnatswarm.shards.boundary.control import GATEWAY_NUMBER
 from gnatswarm.shards.boundary.rows import (
     AccountRow,
     ConnectionRow,
@@ -54,9 +53,10 @@ def total(facts: Facts, name: str) -> int:
     return sum(getattr(shard, name) for shard in facts.shards)
 
 
-def _of_clients(facts: Facts, name: str) -> int:
-    """The sum over shards that have clients."""
-    return sum(getattr(shard, name) for shard in facts.shards if shard.shard != GATEWAY_NUMBER)
+def _traffic_of_all(facts: Facts, name: str) -> int:
+    """A counter of messages or bytes: of clients and of other servers."""
+    servers: int = getattr(facts, f"servers_{name}")
+    return total(facts, name) + servers
 
 
 # ---- general
@@ -106,7 +106,7 @@ def varz(facts: Facts, requests: dict[str, int], *, leafs: int = 0) -> Document:
         "write_deadline": _nanoseconds(limits.write_deadline_s),
         "start": time_text(facts.created_us),
         "now": time_text(facts.now_us),
-        "uptime": age_text(facts.now_us - facts.created_us),
+        "uptime": age_text(facts.uptime_us),
         "mem": total(facts, "resident_bytes") + facts.router_resident_bytes,
         "cores": facts.cores,
         "gomaxprocs": sum(shard.pid != 0 for shard in facts.shards),
@@ -232,21 +232,18 @@ def leafz(facts: Facts, found: list[LeafRow]) -> Document:
 
 
 def _traffic(facts: Facts) -> Document:
-    """Counters of messages and clients; 2.15 says apart what is clients' alone.
-
-    What passes to and from other servers is in /routez and /leafz.
-    """
-    received = {name: total(facts, name) for name in ("in_msgs", "in_bytes")}
-    sent = {name: total(facts, name) for name in ("out_msgs", "out_bytes")}
+    """Counters of messages, of clients and other servers; 2.15 says apart what is clients' alone."""
+    received = {name: _traffic_of_all(facts, name) for name in ("in_msgs", "in_bytes")}
+    sent = {name: _traffic_of_all(facts, name) for name in ("out_msgs", "out_bytes")}
     slow = {"slow_consumers": total(facts, "slow_consumers") + facts.slow_servers}
     if not facts.options.is_like_newer:
         counts = received | sent
         return {name: counts[name] for name in ("in_msgs", "out_msgs", "in_bytes", "out_bytes")} | slow
     return {
         **received,
-        **{name.replace("_", "_client_"): _of_clients(facts, name) for name in received},
+        **{name.replace("_", "_client_"): total(facts, name) for name in received},
         **sent,
-        **{name.replace("_", "_client_"): _of_clients(facts, name) for name in sent},
+        **{name.replace("_", "_client_"): total(facts, name) for name in sent},
         **slow,
         "stale_connections": total(facts, "stale_connections"),
         "stalled_clients": total(facts, "stalls"),
@@ -546,11 +543,10 @@ def account_statistics(facts: Facts, answers: Iterable[AccountRow], leafs: Itera
 def statsz(facts: Facts, active_accounts: int, routes: Sequence[RouteRow] = ()) -> Document:
     """The server statistics that are published regularly in the system account."""
     newer = facts.options.is_like_newer
-    sent = {"msgs": total(facts, "out_msgs"), "bytes": total(facts, "out_bytes")}
-    received = {"msgs": total(facts, "in_msgs"), "bytes": total(facts, "in_bytes")}
+    sent = {"msgs": _traffic_of_all(facts, "out_msgs"), "bytes": _traffic_of_all(facts, "out_bytes")}
+    received = {"msgs": _traffic_of_all(facts, "in_msgs"), "bytes": _traffic_of_all(facts, "in_bytes")}
     of_clients = {
-        way: {"msgs": _of_clients(facts, f"{way}_msgs"), "bytes": _of_clients(facts, f"{way}_bytes")}
-        for way in ("in", "out")
+        way: {"msgs": total(facts, f"{way}_msgs"), "bytes": total(facts, f"{way}_bytes")} for way in ("in", "out")
     }
     shown = [
         {

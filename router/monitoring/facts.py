@@ -78,6 +78,7 @@ class Facts(msgspec.Struct):
     created_us: int
     configured_us: int
     now_us: int
+    uptime_us: int  # whatever the wall clock was set to meanwhile
     is_serving: bool  # every founder has been ready
     pid: int  # of the broker: the keeper's
     router_pid: int
@@ -94,6 +95,10 @@ class Facts(msgspec.Struct):
     relays: list[RelayStatus] = []  # processes that were replaced, and encrypt for clients with TLS that have moved
     server_ports: dict[str, int] = {}  # bound ports for other servers, by kind as in Options.server_ports
     slow_servers: int = 0  # other servers' connections that were closed as slow consumers
+    servers_in_msgs: int = 0  # from other servers, since the broker began
+    servers_in_bytes: int = 0
+    servers_out_msgs: int = 0
+    servers_out_bytes: int = 0
     reload_failed_us: int = 0  # when the last reload failed, even in part; 0: it did not, or there was none
 
     @property
@@ -107,7 +112,7 @@ class Facts(msgspec.Struct):
         if shard is None:
             return self
         shards = [one for one in self.shards if one.shard == shard]
-        return msgspec.structs.replace(self, shards=shards, slow_servers=0)
+        return msgspec.structs.replace(self, shards=shards, slow_servers=0, **dict.fromkeys(_OF_SERVERS, 0))
 
 
 class Meter:
@@ -180,6 +185,7 @@ def gather(view: BrokerView, meter: Meter, *, http: tuple[str, int], cores: int)
         created_us=view.page.created_us,
         configured_us=view.configured_us or view.page.created_us,
         now_us=time.time_ns() // 1000,
+        uptime_us=round((time.monotonic() - view.started_at) * 1e6),
         is_serving=view.is_serving,
         pid=view.pid,
         router_pid=os.getpid(),
@@ -196,9 +202,11 @@ def gather(view: BrokerView, meter: Meter, *, http: tuple[str, int], cores: int)
         relays=relays(view),
         slow_servers=view.page.snapshot(GATEWAY_NUMBER)["slow_consumers"] if options.has_gateway else 0,
         reload_failed_us=view.reload_failed_us,
+        **dict(zip(_OF_SERVERS, view.page.servers_traffic, strict=True)),
     )
 
 
+_OF_SERVERS = ("servers_in_msgs", "servers_in_bytes", "servers_out_msgs", "servers_out_bytes")
 _FROM_PAGE = (
     "connections",
     "total_connections",

@@ -1,6 +1,6 @@
 # The layout of the shared page, and the operations on it that must be atomic.
 #
-#   header   │ magic, version, slot count │ next client id │ connections of the whole broker │   one cache line each
+#   header   │ magic, version, slot count │ next client id │ connections of the broker │ … │   one cache line each
 #   slot 0   │ 32 words, four cache lines: written by shard 0 alone, read by everybody
 #   …        │
 #   slot 63  │
@@ -36,7 +36,12 @@ cdef extern from *:
         int64_t connections __attribute__((aligned(64)));       /* atomic, all shards */
         uint64_t event_number __attribute__((aligned(64)));     /* atomic, all shards and the router */
         uint64_t handshakes;                                    /* atomic, all shards: see page_try_handshake */
-        uint64_t spare[22];
+        /* Counters of what passes to and from other servers: of the gateway, whose next process goes on with them. */
+        uint64_t servers_in_msgs __attribute__((aligned(64)));
+        uint64_t servers_in_bytes;
+        uint64_t servers_out_msgs;
+        uint64_t servers_out_bytes;
+        uint64_t spare[12];
     } PageHeader;
 
     typedef struct {
@@ -220,6 +225,10 @@ cdef extern from *:
         uint64_t created_us
         uint64_t next_client_id
         int64_t connections
+        uint64_t servers_in_msgs
+        uint64_t servers_in_bytes
+        uint64_t servers_out_msgs
+        uint64_t servers_out_bytes
 
     ctypedef struct ShardSlot:
         uint64_t connections          # through page_try_add_connection and page_remove_connection only

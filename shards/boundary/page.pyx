@@ -253,6 +253,13 @@ cdef class Page:
             "denied_subscriptions": slot.denied_subscriptions,
         }
 
+    @property
+    def servers_traffic(self):
+        """What passed to and from other servers since the broker began: (messages in, bytes in, messages out, bytes
+        out)."""
+        header = self.header
+        return header.servers_in_msgs, header.servers_in_bytes, header.servers_out_msgs, header.servers_out_bytes
+
     def note_recorded(self, int shard, uint64_t until_us, counts not None):
         """A window is on disk, with (messages in, bytes in, messages out, bytes out, link messages out, in)."""
         cdef ShardSlot* slot = self.slot(shard)

@@ -20,6 +20,7 @@ from gnatswarm.broker.quoted import quoted
 from gnatswarm.broker.serverlink import ServerLink
 from gnatswarm.shards.boundary.rows import MOST_ROUTE_SUBS, RouteRow, SubscriptionRow
 from gnatswarm.shards.boundary.utf8_text import utf8_text
+from gnatswarm.shards.clients.closed import wall_offset_us
 from gnatswarm.shards.gateway import words
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ class RouteSession:
         self.is_self = False
         self.was_member = False
         self.rtt_us = 0
-        self.opened_us = time.time_ns() // 1000
+        self.opened_us = time.monotonic_ns() // 1000
         self.introduced_s = 0.0  # when its INFO had come, by the loop's clock
         self._has_connected = dialled is not None  # its CONNECT was accepted
         self._pinged_ns = 0
@@ -226,8 +227,13 @@ class RouteSession:
         who = f" - User {quoted(user)}" if user and self._owner.is_like_newer else ""
         self.refuse(CloseReason.AUTHENTICATION_FAILURE.text, "Authorization Violation", f"authentication error{who}")
         self._owner.events.refused(
-            Person(self.rid, self.host, "", utf8_text(user), "", "", "", "router", self.opened_us)
+            Person(self.rid, self.host, "", utf8_text(user), "", "", "", "router", self._start_us)
         )
+
+    @property
+    def _start_us(self) -> int:
+        """When it was opened, in µs since 1970, by the wall clock as it is now."""
+        return self.opened_us + wall_offset_us()
 
     def _is_right(self, said: ServerConnect) -> bool:
         import hmac
@@ -431,7 +437,7 @@ class RouteSession:
             is_configured=self.is_configured,
             host=self.host,
             port=self.port,
-            start_us=self.opened_us,
+            start_us=self._start_us,
             idle_us=link.idle_us,
             rtt_us=self.rtt_us,
             in_msgs=link.in_msgs,

@@ -3,18 +3,23 @@
 cimport cython
 from libc.stdint cimport uint64_t
 
+from gnatswarm.broker.exchange cimport Exchange
 from gnatswarm.broker.fanout cimport Fanout
 from gnatswarm.broker.interest cimport InterestSink
-from gnatswarm.shards.boundary.page cimport ShardSlot
+from gnatswarm.broker.word cimport unlikely
+from gnatswarm.shards.boundary.page cimport PageHeader, ShardSlot
 
 
 @cython.final
 cdef class PageCounters:
-    cdef object page                 # keeps `slot` valid
+    cdef object page                 # keeps `header` and `slot` valid
+    cdef PageHeader *header
     cdef ShardSlot *slot
     cdef ShardSlot before            # the slot as this shard's predecessor left it: counters continue from there
     cdef Fanout fanout
     cdef InterestSink interest
+    cdef Exchange exchange           # of the gateway; None: this shard has clients
+    cdef uint64_t[4] servers_before  # as `before`, of what passes to and from other servers
     cdef public uint64_t own_subs    # subscriptions of the broker itself, not shown; the system account changes it
 
 
@@ -31,3 +36,8 @@ cdef inline void publish_counters(PageCounters counters, uint64_t slow_consumers
     slot.link_in_msgs = counters.before.link_in_msgs + fanout.link_in_msgs
     slot.link_out_msgs = counters.before.link_out_msgs + fanout.link_out_msgs
     slot.subscriptions = counters.interest.n_subs - counters.own_subs
+    if unlikely(counters.exchange is not None):
+        publish_servers(counters)
+
+
+cdef void publish_servers(PageCounters counters) noexcept

@@ -1,5 +1,6 @@
 # cython: language_level=3
-"""One shard's counters on the shared page: messages, bytes, slow consumers, stalls, subscriptions.
+"""One shard's counters on the shared page: messages, bytes, slow consumers, stalls, subscriptions; the gateway's of
+what passes to and from other servers.
 
 The reactor writes them before it sends what they count, and again at the end of each round. Counters continue from
 where a predecessor with the same number left them. Not here: connections and log-ins (shards.clients.clients).
@@ -13,7 +14,24 @@ cdef class PageCounters:
 
     def __cinit__(self, Page page not None, int shard, Fanout fanout not None, InterestSink interest not None):
         self.page = page
+        self.header = page.header
         self.slot = page.slot(shard)
         self.before = self.slot[0]
         self.fanout = fanout
         self.interest = interest
+
+    def count_servers(self, Exchange exchange not None):
+        """Count what passes through this, too."""
+        cdef PageHeader *header = self.header
+        self.servers_before = [header.servers_in_msgs, header.servers_in_bytes, header.servers_out_msgs,
+                               header.servers_out_bytes]
+        self.exchange = exchange
+
+
+cdef void publish_servers(PageCounters counters) noexcept:
+    cdef PageHeader *header = counters.header
+    cdef Exchange exchange = counters.exchange
+    header.servers_in_msgs = counters.servers_before[0] + exchange.in_msgs
+    header.servers_in_bytes = counters.servers_before[1] + exchange.in_bytes
+    header.servers_out_msgs = counters.servers_before[2] + exchange.out_msgs
+    header.servers_out_bytes = counters.servers_before[3] + exchange.out_bytes

@@ -18,6 +18,7 @@ import time
 import urllib.request
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from tests.support import framed, leaves, swarm
 from tests.support.authority import Authority, Pair
 from tests.support.servers import KINDS, Broker, BrokerUnavailable
 from tests.support.turns import until
+from tests.support.wall_clock import WallClock
 from tests.support.wire import Client, Frame
 
 LISTENS = r"Listening for route connections on \S*:(\d+)"
@@ -58,8 +60,8 @@ def cluster_config(name: str, routes: tuple[int, ...] = (), more: str = "", inne
     )
 
 
-def started(kind: str, config: str) -> Broker:
-    broker = Broker(KINDS[kind], config=config + "\nstats: false\n" * kind.startswith("gnat"))
+def started(kind: str, config: str, **options: Any) -> Broker:
+    broker = Broker(KINDS[kind], config=config + "\nstats: false\n" * kind.startswith("gnat"), **options)
     try:
         broker.start()
     except BrokerUnavailable as error:
@@ -94,8 +96,8 @@ def start() -> Iterator[Start]:
     """Starts brokers that end with the test."""
     brokers: list[Broker] = []
 
-    def begin(kind: str, config: str) -> Broker:
-        brokers.append(started(kind, config))
+    def begin(kind: str, config: str, **options: Any) -> Broker:
+        brokers.append(started(kind, config, **options))
         return brokers[-1]
 
     yield begin
@@ -337,6 +339,46 @@ async def test_clients_and_pages_tell_of_the_cluster(members: list[Broker], net:
     assert keys[0] == keys[1]
     (route,) = [one for one in page(members[0], "/routez")["routes"] if one["remote_id"] == _id(members[1])]
     assert route["in_msgs"] and route["out_msgs"] and route["subscriptions"] and not route["did_solicit"]
+
+
+@pytest.mark.parametrize("kind", EVERY_KIND)
+async def test_the_general_page_counts_what_passes_between_servers(start: Start, net: Net, kind: str) -> None:
+    """Each has every message in both directions: from a client to the other server, or from that to a client."""
+    here = start("gnatswarm-2", cluster_config("here", more="debug: true"))
+    there = start(kind, cluster_config("there", (route_port(here),)))
+    await until(lambda: is_meshed([here, there]))
+    publisher, subscriber = await net.client(here), await net.client(there)
+    await subscribed(subscriber, "counted 1")
+    await know(publisher, subscriber)
+    names = ("in_msgs", "out_msgs", "in_bytes", "out_bytes")
+    size, beside = 50, 100  # what servers tell each other of themselves is counted by some, too
+    before = [page(broker, "/varz") for broker in (here, there)]
+    await publisher.send(f"PUB counted {size}\r\n{'x' * size}\r\n" * 1000)
+    await arrived(subscriber, 1000)
+
+    def counted(broker: Broker, was: dict[str, int]) -> bool:
+        found = [page(broker, "/varz")[name] - was[name] for name in names]
+        return all(1000 <= n < 1000 + beside for n in found[:2]) and all(n >= 1000 * size for n in found[2:])
+
+    await until(lambda: counted(here, before[0]) and counted(there, before[1]))
+    total = page(here, "/varz")["out_msgs"]
+    os.kill(int(here.log.wait_line(r"Gateway is process (\d+)")[1]), signal.SIGKILL)
+    await until(lambda: is_meshed([here, there]))
+    assert page(here, "/varz")["out_msgs"] >= total
+
+
+async def test_uptimes_do_not_follow_a_wall_clock_that_is_set(start: Start, tmp_path: Path) -> None:
+    clock = WallClock(tmp_path)
+    here = start("gnatswarm-2", cluster_config("here"), environment=clock.environment)
+    there = start("gnatswarm-2", cluster_config("there", (route_port(here),)))
+    await until(lambda: is_meshed([here, there]))
+    for ahead_s in (7200, -7200):
+        clock.set(ahead_s)
+        [route] = page(here, "/routez")["routes"]
+        general = page(here, "/varz")
+        assert abs(datetime.fromisoformat(general["now"]).timestamp() * 1e6 - clock.now_us()) < 60e6
+        for document in (general, route):
+            assert re.fullmatch(r"(\dm)?\d\ds|\ds", document["uptime"]), document["uptime"]
 
 
 @pytest.mark.parametrize("kind", EVERY_KIND)

@@ -38,6 +38,7 @@ def facts(*shards: ShardFacts, options: Options | None = None, is_serving: bool 
         created_us=START_US,
         configured_us=START_US,
         now_us=START_US + 3_600_000_000,
+        uptime_us=3_600_000_000,
         is_serving=is_serving,
         pid=999,
         router_pid=998,
