@@ -506,7 +506,8 @@ cdef class Exchange(Onward):
             gone = [one for one in told if one.startswith(prefix) and one[:len(one) - 1] not in self.mesh.owners]
             for pattern in gone:
                 told.discard(pattern)
-                self.tell_pattern(slot, account, pattern, 0)
+                if (self.told >> slot) & 1:
+                    self.tell_pattern(slot, account, pattern, 0)
 
     cdef void send(self, uint32_t slot, Entry *entry, Publish *publish, const Token *queues, int n_queues,
                    bytes been) noexcept:
@@ -986,7 +987,7 @@ cdef class Exchange(Onward):
         leaving.id = id
         leaving.subject = subject.at[:subject.size]
         leaving.queue = queue.at[:queue.size]
-        if self.told == 0:
+        if self.fence.servers == 0:
             return False
         self.unasked.setdefault(leaving.link.shard, []).append(leaving)
         self.count_leaving(leaving, 1)
@@ -1203,8 +1204,10 @@ cdef class Exchange(Onward):
         self.own_short_id = short_id(server_id)
 
     def hush(self):
-        """Send other servers neither messages nor interest any more; what they send counts."""
+        """Send other servers neither messages nor interest any more; what they send counts. Who waits until they know
+        something waits for their ends."""
         self.told = 0
+        self.fence.silent = self.fence.servers
 
     def free_slots(self) -> int:
         """How many more servers can be connected."""

@@ -30,7 +30,7 @@ cdef class ServerFence:
     cdef uint64_t members                       # … of members of the cluster, for which PONGs wait
     cdef uint64_t pinging                       # … that have not answered the fence's PING yet
     cdef readonly uint64_t late                 # … nor in time: nobody waits for them until they do
-    cdef uint64_t silent                        # … to which nothing may be sent: their ends stand for their PONGs
+    cdef uint64_t silent                        # … that are told nothing any more: their ends stand for their PONGs
     cdef uint64_t interest_frames[MOST_SHARDS]  # RS+ and RS- sent to each
     cdef uint64_t frames_pinged[MOST_SHARDS]    # frames sent to it before the PING on its way
     cdef uint64_t frames_acked[MOST_SHARDS]     # frames that it is known to have seen

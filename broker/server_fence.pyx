@@ -6,9 +6,9 @@ And always members of queue groups that have left a shard, for all servers (brok
 
 Who waits when a server has frames that it has not acknowledged waits for that server's PONG to a PING behind them;
 connections are FIFO. Per server one PING is in flight and one waits, which all share who ask meanwhile, as in
-broker.fence. Where nothing may be sent any more (the gateway leaves), the end of the connection says as much: a server
-closes it when it has read all. The wait is bounded: whoever calls expire() lets those go that wait for too long, and a
-server that was too late is not waited for until it answers.
+broker.fence. A server that is told nothing any more (the gateway leaves) is waited for until its connection ends: it
+closes when it has read all, and nothing that it sends comes after that. The wait is bounded: whoever calls expire()
+lets those go that wait for too long, and a server that was too late is not waited for until it answers.
 """
 
 from libc.stdint cimport int64_t
@@ -81,10 +81,10 @@ cdef class ServerFence:
             if not bit or self.outs[slot].close_reason != CLOSE_NONE:
                 continue
             bit <<= slot
-            if not self.pinging & bit and self.frames_acked[slot] == self.frames_to(slot):
+            if not (self.pinging | self.silent) & bit and self.frames_acked[slot] == self.frames_to(slot):
                 continue
             wait.slots |= bit
-            if self.pinging & bit and self.frames_pinged[slot] != self.frames_to(slot):
+            if self.silent & bit or self.pinging & bit and self.frames_pinged[slot] != self.frames_to(slot):
                 (<list>self.waiting[slot]).append(wait)
                 continue
             (<list>self.in_flight[slot]).append(wait)

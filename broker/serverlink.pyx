@@ -566,11 +566,8 @@ cdef class ServerLink(Peer):
         self.exchange.told &= ~(<uint64_t>1 << self.slot)
 
     def fall_silent(self):
-        """Send nothing any more, not even a PONG, as the sending half of the connection is closed; read on. Whoever
-        waits until the server knows something waits for its end."""
+        """Send nothing any more, not even a PONG, as the sending half of the connection is closed; read on."""
         self.is_silent = True
-        if self.slot >= 0:
-            self.exchange.fence.silent |= <uint64_t>1 << self.slot
 
     def set_permissions(self, permissions):
         """Compiled Permissions: what it may be told (subscribe) and sent (publish); None: everything."""

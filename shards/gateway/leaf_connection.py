@@ -214,6 +214,8 @@ class LeafConnection:
         self._timer = self._loop.call_later(FIRST_PING_S, self._ping)
 
     def _ping(self) -> None:
+        if self.link.is_silent:
+            return
         if self._pings_out >= self._ping_max:
             self._refuse("Stale Connection")
             self._connection_owner.flush()

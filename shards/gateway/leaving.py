@@ -2,8 +2,9 @@
 
 Shards are told first that nobody outside wants anything; when all know, what they had sent before is here. It goes out,
 and each other server is told that nothing more comes: it reads that last, and closes. What it had sent until then goes
-to the shards. What clients publish between this and the next gateway's connections finds no interest outside: queue
-groups choose members here, requests are told that there are no responders.
+to the shards. A server that does not close is waited for to the end of the time. What clients publish between this and
+the next gateway's connections finds no interest outside: queue groups choose members here, requests are told that there
+are no responders.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class Leaving:
         for session in sessions:
             if session in self._ended:
                 continue
-            if session.socket is None:
+            if session.socket is None or session.link.slot < 0:  # (who has not said who it is has nothing to lose)
                 session.close("Server Shutdown")
                 self._ended.add(session)
             elif session.socket.end_sending():

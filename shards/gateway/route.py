@@ -486,6 +486,8 @@ class RouteSession:
         self.link.end()
 
     def _ping(self) -> None:
+        if self.link.is_silent:
+            return
         if self._pings_out >= self._ping_max:
             self.link.send(b"-ERR 'Stale Connection'\r\n")
             self._end("Stale Connection")

@@ -675,6 +675,30 @@ def test_a_server_hears_when_answers_are_wanted_no_more(kind: Literal["leaf", "r
     end.link.leave()
 
 
+def test_a_server_that_is_told_nothing_any_more_does_not_hear_that_answers_are_wanted_no_more():
+    """The gateway leaves: that would be written behind its end."""
+    cluster = Members(1, shards=2, fenced=False)
+    mesh, gateway = cluster.members[0].mesh, cluster.members[0].gateway
+    probe = mesh.engines[gateway].probe
+    _prefixes = ReplyPrefixes(probe.mesh, probe.fence, probe.reroutes)  # type: ignore[arg-type]
+    end = server(cluster, "route", b"RS+ $G a")
+    link = mesh.ends[gateway, 0]
+    assert link.socket is not None
+    link.engine.probe.feed(link.socket, b"RMSG $G a _R_.00AAAAAAAA.0000x 1\r\nx\r\n")
+    cluster.settle()
+    assert b"RS+ $G _R_.00AAAAAAAA.>\r\n" in bytes(end.socket.sent)
+    cluster.members[0].exchange.hush()
+    end.link.fall_silent()
+    before = end.socket.queued
+    mesh.kill(0)
+    cluster.settle()
+    end.link.ping()
+    end.link.send(b"-ERR\r\n")
+    probe.finish()
+    assert end.socket.queued == before
+    end.link.leave()
+
+
 def test_a_server_that_tells_much_interest_rests_between_short_pieces_until_it_has_told_it():
     """Clients here are served meanwhile; what comes behind it, is there in its order."""
     cluster = Members(1, fenced=False)

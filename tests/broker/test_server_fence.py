@@ -233,3 +233,38 @@ def test_a_ping_on_its_way_stands_for_no_frames_behind_it(make: Make) -> None:
     assert not has_pong(second)
     cluster.settle()
     assert has_pong(second)
+
+
+def test_a_server_that_is_told_nothing_any_more_is_waited_for_until_its_connection_ends(make: Make) -> None:
+    """The gateway leaves. Neither what was acknowledged before nor a PONG that was due stands for what comes now."""
+    cluster = make(2)
+    first, second, third = cluster.members[0].clients[:3]
+    first.feed(b"SUB a 1\r\nPING\r\n")
+    cluster.settle()
+    assert has_pong(first)  # all is acknowledged
+    cluster.members[0].exchange.hush()
+    third.feed(b"SUB b 1\r\nPING\r\n")
+    cluster.settle()
+    assert not has_pong(third)
+    cluster.cut(0, 1)
+    cluster.settle()
+    assert has_pong(third)
+    assert not has_pong(second)
+
+
+def test_a_pong_from_before_says_nothing_of_what_a_server_was_not_told(make: Make) -> None:
+    cluster = make(2)
+    first, second = cluster.members[0].clients[0], cluster.members[0].clients[-1]
+    first.feed(b"SUB a 1\r\nPING\r\n")
+    cluster.settle(but=(1,))  # the PING is on its way
+    end = cluster.routes[0, 1]
+    cluster.members[0].exchange.hush()
+    end.link.fall_silent()
+    said = end.socket.queued
+    second.feed(b"SUB b 1\r\nPING\r\n")
+    cluster.settle()
+    assert has_pong(first) and not has_pong(second)
+    assert end.socket.queued == said  # nothing is written behind the end
+    cluster.cut(0, 1)
+    cluster.settle()
+    assert has_pong(second)

@@ -77,6 +77,22 @@ def test_a_connection_that_does_not_answer_is_stale() -> None:
     cluster.close()
 
 
+def test_a_connection_on_which_nothing_may_be_sent_is_not_stale() -> None:
+    """The gateway leaves, and reads on: it asks for no PONG, and waits for none."""
+    cluster = Members(1, fenced=False)
+    member = cluster.members[0]
+    later: list[Any] = []
+    session = a_session(cluster, SimpleNamespace(flush=lambda: None), later)
+    sock = member.mesh.engines[member.gateway].probe.adopt(session.link)
+    session._keep_pinging()
+    session.link.fall_silent()
+    while later:
+        later.pop()()
+    assert not sock.queued and not sock.close_reason
+    session.link.leave()
+    cluster.close()
+
+
 def test_a_leaf_node_whose_certificate_the_rules_refuse_is_closed(caplog: pytest.LogCaptureFixture) -> None:
     cluster = Members(1, fenced=False)
     member = cluster.members[0]

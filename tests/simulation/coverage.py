@@ -84,6 +84,7 @@ SITUATIONS = {
     "gateway killed, and back": "gateway died",
     "gateway with connections replaced in order": "gateway with servers replaced",
     "… and another server reads to its end": "server read to the gateway's end",
+    "… and a PONG comes meanwhile": "PONG while the gateway leaves",
     "router died, and another one took over": "router death",
     "… which lacked its last decision": "record is late",
     "… and killed a shard that it did not know": "stranger",

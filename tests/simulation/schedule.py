@@ -125,6 +125,10 @@ SHARE_DIRECT = 0.3
 # other servers.
 OUTSIDE = (
     "gather there there settle pub pub pub within quit reach reach settle",
+    "settle pub pub replace tell within within within within ping within within within within pass reach settle",
+    "settle sub 1 replace tell within within within sub 1 ping 1 within within within reach settle pass settle",
+    "gather settle replace tell within within within there unsub within within reach settle pass settle",
+    "gather settle replace tell within within there desert 1 within within within reach settle pass settle",
     "settle pub there replace tell carry pub over there carry over pub carry over ping pass carry over pass settle",
     "settle replace tell pub there carry over there over carry pub there over pass over carry there pass settle pass",
     "settle pub pub replace tell carry carry over over pass over there over there pass settle pass dial dial settle",

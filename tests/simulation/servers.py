@@ -69,7 +69,9 @@ class Gateway:
         if rests:
             self.exchange.rest_with(self._rest, 0, 0)
         self.exchange.fence.on_wait = self._on_wait
-        self.late_until_us = 0  # PONGs that waited for a server that was late are on their way until then
+        self.late_until_us: dict[
+            int, int
+        ] = {}  # by slot: PONGs that waited for one that was late are on their way until …
         self._is_looking = False
         self.is_leaving = False  # it was told to end in order
 
@@ -109,7 +111,7 @@ class Gateway:
         late, next_us = self.exchange.fence.expire(now_us, round(FENCE_TIMEOUT_S * 1e6))
         self.process.swarm.seen["server is late"] += len(late)
         if late:
-            self.late_until_us = now_us + LATE_PONG_US
+            self.late_until_us.update(dict.fromkeys(late, now_us + LATE_PONG_US))
             servers = self.process.swarm.servers
             assert servers is not None
             for message in servers.messages[servers.unsettled :]:
@@ -160,6 +162,7 @@ class Door:
         self.is_left = False  # the server has read that, and sends nothing more either
         self.promised: list[tuple[Subscription, int]] = []  # when the gateway began to leave: since when each is known
         self.left_at = NEVER  # … and when that was
+        self.was_in_step = False  # … and whether everything had arrived, and no link has broken since
         probe = gateway.process.probe
         self.link: ServerLink = ServerLink(gateway.exchange, self, is_route=server.kind == "route")
         self.socket = probe.adopt(self.link)
@@ -189,6 +192,13 @@ class Door:
     def is_all_brought(self) -> bool:
         return self.brought == len(self.out)
 
+    @property
+    def is_late(self) -> bool:
+        """Whether PONGs do not wait for it, or came lately because it was late."""
+        gateway, slot = self.gateway, self.link.slot
+        late_until_us = gateway.late_until_us.get(slot, 0)
+        return slot < 0 or gateway.exchange.fence.late >> slot & 1 != 0 or gateway.process.swarm.now_us < late_until_us
+
     def end(self) -> None:
         """The connection breaks: what is on its way is lost."""
         if self.is_open:
@@ -206,14 +216,21 @@ class Door:
         read = self.brought - self.socket.unread_bytes
         return to_server, [int(body) for _, body, end in frames_in(bytes(self.out)) if body and end > read]
 
+    def check_end(self) -> None:
+        """Nothing is sent behind the end."""
+        is_more = 0 <= self.ends_at != self.socket.queued
+        assert not is_more, "the gateway sends more, and has said that it ends"
+
     def carry_in(self, most: int) -> None:
         """Bytes come to the gateway; behind the last one the end of the stream, where the server has left."""
+        self.check_end()
         data = bytes(self.out[self.brought : self.brought + most]) if self.is_open else b""
         self.brought += len(data)
         if data:
             self.gateway.process.probe.feed(self.socket, data)
         if self.is_left and self.is_all_brought:
             self.gateway.process.probe.finish()  # what it read no more because it rested is read
+            self.check_end()
             if not self.socket.is_held:
                 self.end()
 
@@ -222,9 +239,7 @@ class Door:
         data = bytes(self.socket.sent[self.carried : self.carried + most])
         self.carried += len(data)
         self.rest = self.server.read(self.rest + data)
-        assert self.ends_at < 0 or self.socket.queued == self.ends_at, (
-            "the gateway sends more, and has said that it ends"
-        )
+        self.check_end()
         if self.has_ended and self.carried == len(self.socket.sent):
             self.server.servers.on_end_of_stream(self.server)
 
@@ -582,6 +597,7 @@ class Servers:
             if server.door is not None:
                 server.door.promised = [(sub, sub.acked_at) for sub in server.wants if not sub.queue]
                 server.door.left_at = self.now
+                server.door.was_in_step = server.is_in_step
                 self.cut_off(server)
 
     def on_end_of_stream(self, server: Server) -> None:
@@ -590,11 +606,8 @@ class Servers:
         assert door is not None
         self.seen["server read to the gateway's end"] += 1
         for message in self.messages[self.unsettled :]:
-            # (What another server sends is not passed on to this one any more.)
-            if message.at <= door.left_at and not message.is_outside and self.is_promised(message):
-                for sub, known_at in door.promised:
-                    if known_at < message.at and sub.left_at == NEVER and matches(sub.pattern, message.subject):
-                        assert message.number in sub.got, f"{sub}, on another server, did not get {message}"
+            if self.is_promised(message):
+                self.check_promised(door, message)
         door.is_left = True
         self.detach(server)
         if door.is_open:
@@ -602,11 +615,21 @@ class Servers:
         else:
             self.lose_with(door)
 
+    def check_promised(self, door: Door, message: Message) -> None:
+        """What was published before the gateway began to leave has come to whom it knew of then."""
+        if message.at > door.left_at or message.is_outside:
+            return  # (what another server sends is not passed on to this one any more)
+        for sub, known_at in door.promised:
+            if known_at < message.at and sub.left_at == NEVER and matches(sub.pattern, message.subject):
+                assert message.number in sub.got, f"{sub}, on another server, did not get {message}"
+
     def on_break(self) -> None:
         """A link has broken, perhaps of the gateway: of what other servers sent some is lost, and nobody is told."""
         self.has_link_broken = True
         for server in self.all:
             server.is_in_step = False
+            if server.door is not None:
+                server.door.was_in_step = False
         for message in self.unacked:
             message.may_be_lost = True
 
@@ -793,12 +816,14 @@ class Servers:
     def check_fenced(self, client: int, subscriptions: list[Subscription], messages: list[Message]) -> None:
         """A client gets its PONG with `fence: cluster`: members that are in step know all that it did before."""
         for server in self.all:
-            if server.kind != "route" or not server.is_in_step or server.door is None:
+            door = server.door
+            if server.kind != "route" or door is None or not door.is_open:
                 continue
-            gateway = server.door.gateway
-            if gateway.exchange.fence.late or gateway.process.swarm.now_us < gateway.late_until_us:
+            is_leaving = door.left_at != NEVER
+            if not (door.was_in_step if is_leaving else server.is_in_step) or door.is_late:
                 continue
             self.seen["PONG that other servers know of"] += 1
+            self.seen["PONG while the gateway leaves"] += is_leaving
             for sub in subscriptions:
                 if sub.left_at == NEVER and sub.most == NEVER:
                     known = server.heard_queues if sub.queue else server.heard
@@ -806,6 +831,9 @@ class Servers:
                     assert key in known, f"client {client} has its PONG, and another server does not know {sub}"
             for message in messages:
                 if message.at == NEVER or message.is_denied or message.is_lost_outside:
+                    continue
+                if is_leaving:
+                    self.check_promised(door, message)
                     continue
                 for sub in server.wants:
                     if not sub.queue and sub.acked_at < message.at and matches(sub.pattern, message.subject):

@@ -266,6 +266,31 @@ async def test_who_asks_for_a_pong_while_the_gateway_ends_loses_nothing_of_other
     await client.flush(20)
 
 
+async def test_a_member_of_a_group_that_leaves_while_the_gateway_ends_takes_what_others_send(
+    start: Start, net: Net
+) -> None:
+    """The other server is told nothing any more: it takes the member to be there until it closes."""
+    here = start("gnatswarm-2", cluster_config("here"))
+    route = await RawRoute.dial(route_port(here), "raw")
+    [client] = await net.clients([here])
+    await subscribed(client, "in group 1", "left 2")
+    async with asyncio.timeout(20):
+        while not any(line == "RS+ $G in group 1" for line, _ in await route.talk()):
+            pass
+    restart = asyncio.create_task(
+        asyncio.to_thread(exchange, find(here.pid, here.port), RestartRequest(), 60.0, lambda _: None)
+    )
+    await route.ended()
+    await client.send("UNSUB 1\r\nPUB left 0\r\n\r\n")
+    assert (await client.messages(1, 20))[0].subject == "left"
+    for number in range(3):
+        route.write(f"RMSG $G in | group 2\r\n{number:02}\r\n")
+        [frame] = await client.messages(1, 20)
+        assert frame.payload == b"%02d" % number
+    route.close()
+    assert not (await restart).error
+
+
 @pytest.mark.parametrize("fault", ["killed", "restarted"])
 async def test_the_next_gateway_dials_who_had_dialled_the_one_before(start: Start, net: Net, fault: str) -> None:
     """A nats-server tries again only after a second. Clients hear nothing of it."""

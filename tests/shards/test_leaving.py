@@ -1,0 +1,62 @@
+"""The end of a gateway: what happens to each of its connections."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gnatswarm.shards.gateway.leaving import Leaving
+
+
+class Session:
+    """A connection; `did` is what was done to it."""
+
+    def __init__(self, *, slot: int = 32, is_plain: bool = True) -> None:
+        self.did: list[str] = []
+        self.link = SimpleNamespace(slot=slot, fall_silent=lambda: self.did.append("falls silent"))
+        self.socket = SimpleNamespace(end_sending=self.end_sending) if is_plain else None
+
+    def end_sending(self) -> bool:
+        self.did.append("ends sending")
+        return True
+
+    def close(self, why: str) -> None:
+        self.did.append(why)
+
+
+@pytest.mark.parametrize(
+    ("session", "did"),
+    [
+        (Session(), ["ends sending", "falls silent"]),
+        (Session(is_plain=False), ["Server Shutdown"]),
+        (Session(slot=-1), ["Server Shutdown"]),  # who has not said who it is
+    ],
+)
+def test_only_what_can_be_read_to_its_end_is_waited_for(session: Session, did: list[str]) -> None:
+    later: list[Any] = []
+    loop: Any = SimpleNamespace(
+        time=lambda: 0.0,
+        call_later=lambda _after_s, call: later.append(call),
+        call_soon=lambda call: later.append(call),
+    )
+    exchange: Any = SimpleNamespace(
+        withdraw=lambda call: call(), hush=lambda: None, call_when_known=lambda call: call()
+    )
+    done: list[bool] = []
+    there: list[Any] = [session]
+    leaving = Leaving(loop, SimpleNamespace(finish=lambda: None), exchange, lambda: there, lambda: done.append(True))  # type: ignore[arg-type]
+    leaving.begin(1.0)
+    limit, *soon = later
+    later.clear()
+    for call in soon:
+        call()
+    assert session.did == did
+    later.pop()()
+    assert session.did == did and not done  # it has not closed yet, and nothing more is done to it
+    there.clear()
+    later.pop()()
+    assert done == [True]
+    limit()
+    assert done == [True]
