@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import sys
 
 import pytest
 
@@ -10,26 +12,23 @@ from tests.support.stuck_tasks import told_after
 from tests.support.turns import until
 
 
-async def test_what_a_task_waits_for_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_what_a_task_waits_for_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     event = asyncio.Event()
     begun: list[bool] = []
-    said: list[str] = []
+    said = io.StringIO()  # (readouterr() loses what another thread writes meanwhile)
+    monkeypatch.setattr(sys, "stderr", said)
 
     async def waits_for_ever() -> None:
         begun.append(True)
         await event.wait()
 
-    def is_told() -> bool:
-        said.append(capsys.readouterr().err)
-        return "Event.wait" in "".join(said)
-
     task = asyncio.create_task(waits_for_ever())
     await until(lambda: begun)
     with told_after(0.0):
-        await until(is_told)
+        await until(lambda: "Event.wait" in said.getvalue())
     event.set()
     await task
-    assert "waits_for_ever" in "".join(said)
+    assert "waits_for_ever" in said.getvalue()
 
 
 def test_who_ends_in_time_is_not_told(capsys: pytest.CaptureFixture[str]) -> None:
