@@ -8,6 +8,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -122,6 +123,20 @@ def _gateway(broker: Broker, since: int = 0) -> int:
     return int(broker.log.wait_line(r"Gateway is process (\d+)", start=since)[1])
 
 
+def _restarting(broker: Broker) -> asyncio.Task[Any]:
+    """`gnatswarm restart`, on its way; its result has the error."""
+    return asyncio.create_task(
+        asyncio.to_thread(exchange, find(broker.pid, broker.port), RestartRequest(), 60.0, lambda _: None)
+    )
+
+
+async def _told(route: RawRoute, line: str) -> None:
+    """Returns when the other end has told this."""
+    async with asyncio.timeout(20):
+        while not any(told == line for told, _ in await route.talk()):
+            pass
+
+
 async def _numbered(publisher: Client, subject: str, is_over: Callable[[], bool]) -> int:
     """Publishes 0, 1, … until it is over; how many."""
     number = 0
@@ -219,9 +234,7 @@ async def test_a_restart_takes_what_other_servers_have_sent_until_they_close(sta
         while not any(line.startswith("RMSG $G out ") for line, _ in await route.talk()):
             await client.send("PUB out 0\r\n\r\n")
             await client.flush()
-    restart = asyncio.create_task(
-        asyncio.to_thread(exchange, find(here.pid, here.port), RestartRequest(), 60.0, lambda _: None)
-    )
+    restart = _restarting(here)
     await route.ended()
     route.write("RMSG $G in 5\r\nlate1\r\nRMSG $G in 5\r\nlate2\r\n")
     route.close()
@@ -238,12 +251,8 @@ async def test_who_asks_for_a_pong_while_the_gateway_ends_loses_nothing_of_other
     await route.talk("RS+ $G out\r\n")
     [client] = await net.clients([here])
     await client.send("SUB in 1\r\n")
-    async with asyncio.timeout(20):
-        while not any(line == "RS+ $G in" for line, _ in await route.talk()):
-            pass
-    restart = asyncio.create_task(
-        asyncio.to_thread(exchange, find(here.pid, here.port), RestartRequest(), 60.0, lambda _: None)
-    )
+    await _told(route, "RS+ $G in")
+    restart = _restarting(here)
     heard: list[str] = []
 
     async def hear_out() -> None:
@@ -274,12 +283,8 @@ async def test_a_member_of_a_group_that_leaves_while_the_gateway_ends_takes_what
     route = await RawRoute.dial(route_port(here), "raw")
     [client] = await net.clients([here])
     await subscribed(client, "in group 1", "left 2")
-    async with asyncio.timeout(20):
-        while not any(line == "RS+ $G in group 1" for line, _ in await route.talk()):
-            pass
-    restart = asyncio.create_task(
-        asyncio.to_thread(exchange, find(here.pid, here.port), RestartRequest(), 60.0, lambda _: None)
-    )
+    await _told(route, "RS+ $G in group 1")
+    restart = _restarting(here)
     await route.ended()
     await client.send("UNSUB 1\r\nPUB left 0\r\n\r\n")
     assert (await client.messages(1, 20))[0].subject == "left"
@@ -314,9 +319,7 @@ async def test_the_next_gateway_dials_who_had_dialled_the_one_before(start: Star
         await asyncio.wait_for(dialled.get(), 20)
         os.kill(_gateway(here, lines), signal.SIGKILL)  # before that one has an answer
     else:
-        restarting = asyncio.create_task(
-            asyncio.to_thread(exchange, find(here.pid, here.port), RestartRequest(), 60.0, lambda _: None)
-        )
+        restarting = _restarting(here)
         await _closed_when_told(before[0])
         clock = asyncio.get_running_loop().time
         until_s = clock() + 0.2  # it could be said meanwhile: the gateway waits for the other one
@@ -346,9 +349,7 @@ async def test_a_restart_loses_no_message_of_a_group_with_members_on_both_sides(
     for member in members:
         await subscribed(member, "work.* group 1")
     await all_know([*members, *publishers])
-    restart = asyncio.create_task(
-        asyncio.to_thread(exchange, find(here.pid, here.port), RestartRequest(), 60.0, lambda _: None)
-    )
+    restart = _restarting(here)
     sent = 0
     got: Counter[bytes] = Counter()
     while not restart.done():
