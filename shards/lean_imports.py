@@ -1,9 +1,13 @@
 """Imports for the processes of a broker, without what none of them calls until somebody asks.
 
-asyncio, uvloop and msgspec import modules of which they call a function here and there: `inspect` (and with it Python's
-parser, disassembler and tokenizer), `ssl` and `hashlib` with OpenSSL, `locale`. That was a sixth of the time until a
-shard runs, and 2.5 MB. Here a module takes their place that is read when a name is first asked for that it has not got.
-It is the same object afterwards, so who imported it before sees the whole module. What is imported already stays.
+asyncio, uvloop, msgspec and others import modules of which they call a function here and there: `inspect` (and with it
+Python's parser, disassembler and tokenizer), `ssl` and `hashlib` with OpenSSL, `json`, `decimal`, `subprocess`. That
+was a fifth of the time until a shard runs, and 3.5 MB. Here a module takes their place that is read when a name is
+first asked for that it has not got. It is the same object afterwards, so who imported it before sees the whole module.
+What is imported already stays.
+
+Who takes a class while it imports gets one that is of no use: to msgspec and orjson a UUID or Decimal is a stranger, to
+orjson a dataclass, and `logging` has no style of formats but `%`. Processes of a broker have none of these.
 Not for a program that embeds a broker, which decides itself what it imports. Imports nothing. Called by the keeper.
 """
 
@@ -22,7 +26,11 @@ if TYPE_CHECKING:
 
 CO_COROUTINE = 0x80  # as of inspect
 # Imported by asyncio, logging, msgspec, uuid or by us, and seldom called.
-LATE = ("tokenize", "textwrap", "locale", "hashlib", "ipaddress", "msgspec.inspect", "msgspec._json_schema")
+LATE = (
+    *("tokenize", "textwrap", "locale", "hashlib", "ipaddress", "msgspec.inspect"),
+    *("string", "uuid", "decimal", "dataclasses", "json"),
+)
+ASYNCIO_LATE = ("asyncio.sslproto", "asyncio.staggered")
 
 
 class _Late(types.ModuleType):
@@ -33,11 +41,18 @@ class _Late(types.ModuleType):
     def __getattr__(self, name: str) -> object:
         if name.startswith("__"):  # asked by whoever looks through sys.modules
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        loader = self.__spec__.loader
-        assert loader is not None
-        self.__class__ = types.ModuleType  # type: ignore[assignment]  # while it is read it is as incomplete as any
-        loader.exec_module(self)
+        _read(self)
         return getattr(self, name)
+
+
+def _read(module: types.ModuleType) -> None:
+    """Read this module, if it is late."""
+    if not isinstance(module, _Late):
+        return
+    loader = module.__spec__.loader
+    assert loader is not None
+    module.__class__ = types.ModuleType  # type: ignore[assignment]  # while it is read it is as incomplete as any
+    loader.exec_module(module)
 
 
 def is_late(name: str) -> bool:
@@ -57,6 +72,8 @@ def late(name: str, present: Mapping[str, object] | None = None) -> None:
     module.__loader__ = spec.loader
     module.__package__ = spec.parent
     module.__file__ = spec.origin
+    if spec.submodule_search_locations is not None:
+        module.__path__ = spec.submodule_search_locations
     module.__dict__.update(present or {})
     sys.modules[name] = module
 
@@ -67,34 +84,73 @@ def import_loop(*, tls: bool) -> None:
     Our own TLS layers are not the loop's. Monitoring pages over HTTPS are.
     """
     _set_late()
-    ssl = _without_ssl() if not tls else {}
-    try:
+    late("subprocess", {"PIPE": -1, "STDOUT": -2, "DEVNULL": -3})
+    if not tls:
+        late("ssl", {"SSL_ERROR_WANT_READ": 2, "SSL_ERROR_WANT_WRITE": 3, "SSL_ERROR_SYSCALL": 5})
+    errors = ("SSLError", "SSLWantReadError", "SSLSyscallError", "SSLZeroReturnError", "CertificateError")
+    with (
+        _Lent("ssl", "SSLContext", "MemoryBIO", "create_default_context"),
+        _Lent("ssl", *errors, base=OSError),
+        _Lent("string", "Template", "Formatter"),
+        _Lent("subprocess", "SubprocessError", base=Exception),
+    ):
+        import asyncio
+        import concurrent.futures
+
+        for name in ASYNCIO_LATE:
+            vars(asyncio).setdefault(name.rpartition(".")[2], sys.modules[name])  # as an import would have done
+        threads = vars(concurrent.futures)
+        threads["ThreadPoolExecutor"] = _function("concurrent.futures.thread", "ThreadPoolExecutor")
         import uvloop  # noqa: F401
-    finally:
-        for name in ssl:
-            del sys.modules["ssl"].__dict__[name]  # the next who wants it reads the module
+
+        del threads["ThreadPoolExecutor"]  # uvloop only calls it; for others it is a class
 
 
 def import_formats() -> None:
-    """Import msgspec."""
+    """Import msgspec and orjson."""
     _set_late()
     if sys.version_info < (3, 12):
         _import_datetime()
+    schema = "msgspec._json_schema"
+    late(schema, {name: _function(schema, name) for name in ("schema", "schema_components")})
     without = "typing_extensions" not in sys.modules
     if without:
         sys.modules["typing_extensions"] = None  # type: ignore[assignment]  # msgspec does with typing's
     try:
-        import msgspec  # noqa: F401
+        with (
+            _Lent("uuid", "UUID", "SafeUUID"),
+            _Lent("decimal", "Decimal"),
+            _Lent("dataclasses", "_FIELD"),
+            _Lent("json", "JSONDecodeError", base=ValueError),
+        ):
+            import msgspec  # noqa: F401
+            import orjson  # noqa: F401
     finally:
         if without:
             del sys.modules["typing_extensions"]
 
 
+class _Lent:
+    """While it is entered, a late module has classes by these names, for who takes them and has no use for them."""
+
+    def __init__(self, module: str, *names: str, base: type = object) -> None:
+        self._classes = {name: type(name, (base,), {"unknown": None}) for name in names}  # as of SafeUUID
+        self._names = vars(sys.modules[module]) if is_late(module) else {}
+
+    def __enter__(self) -> None:
+        self._names.update(self._classes)
+
+    def __exit__(self, *_: object) -> None:
+        for name, lent in self._classes.items():
+            if self._names.get(name) is lent:  # the next who wants it reads the module
+                del self._names[name]
+
+
 def _set_late() -> None:
     late("inspect", {"isgenerator": _is_generator, "iscoroutinefunction": _is_coroutine_function})
     late("hmac", _names("_operator", {"_compare_digest": "compare_digest"}))
-    late("platform", {"system": _system})
-    for name in LATE:
+    late("platform", {"system": _system, "python_implementation": _python_implementation})
+    for name in (*LATE, *ASYNCIO_LATE):
         late(name)
 
 
@@ -120,17 +176,16 @@ def _names(module: str, names: dict[str, str]) -> dict[str, object]:
     return {name: found[own] for own, name in names.items() if own in found}
 
 
-def _without_ssl() -> dict[str, object]:
-    """Put a late `ssl` there with what uvloop and asyncio take of it when they are imported; these names."""
-    if "ssl" in sys.modules:
-        return {}
-    classes = ("SSLContext", "MemoryBIO", "create_default_context")
-    errors = ("SSLError", "SSLWantReadError", "SSLSyscallError", "SSLZeroReturnError", "CertificateError")
-    present: dict[str, object] = {name: type(name, (), {}) for name in classes}
-    present.update({name: type(name, (OSError,), {}) for name in errors})
-    present.update(SSL_ERROR_WANT_READ=2, SSL_ERROR_WANT_WRITE=3, SSL_ERROR_SYSCALL=5)
-    late("ssl", present)
-    return present if is_late("ssl") else {}
+def _function(module: str, name: str) -> Callable[..., object]:
+    """A function that imports its module when it is called."""
+
+    def call(*args: object, **named: object) -> object:
+        __import__(module)
+        there = sys.modules[module]
+        _read(there)
+        return getattr(there, name)(*args, **named)
+
+    return call
 
 
 def _import_datetime() -> None:
@@ -163,3 +218,8 @@ def _is_coroutine_function(of: Callable[..., object]) -> bool:
 def _system() -> str:
     """As `platform.system`."""
     return os.uname().sysname
+
+
+def _python_implementation() -> str:
+    """As `platform.python_implementation`; uvloop runs on no other."""
+    return "CPython"

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import msgspec
@@ -109,8 +108,7 @@ class OptionsRecord(msgspec.Struct, frozen=True):
     options: Options
 
 
-@dataclass(frozen=True)
-class Left:
+class Left(msgspec.Struct, frozen=True):
     """What a dead router has left, decoded."""
 
     record: BrokerRecord

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -30,12 +29,11 @@ if TYPE_CHECKING:
 log = logging.getLogger("gnatswarm.router")
 
 
-@dataclass(frozen=True)
-class ReloadOutcome:
+class ReloadOutcome(msgspec.Struct, frozen=True):
     """The result of a reload: every reason why nothing was changed, or else the answer for an operator."""
 
     refused: tuple[str, ...] = ()
-    answer: ReloadAnswer = field(default_factory=ReloadAnswer)
+    answer: ReloadAnswer = msgspec.field(default_factory=ReloadAnswer)
 
 
 class Reloader:

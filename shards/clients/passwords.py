@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections import OrderedDict, deque
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
+
     from gnatswarm.broker.access.auth import HashedPassword, Verdicts
 
 # A new client has two seconds to log in: at 100 ms each some twenty are compared in time.
@@ -105,6 +106,8 @@ class Passwords:
             self._is_busy = True
             question = self._questions[key]
             if self._thread is None:
+                from concurrent.futures import ThreadPoolExecutor
+
                 self._thread = ThreadPoolExecutor(1, thread_name_prefix="passwords")
             loop = asyncio.get_running_loop()
             work = loop.run_in_executor(self._thread, is_same, question.password, question.hashed)

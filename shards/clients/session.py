@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from gnatswarm.broker.access import ciphers
 from gnatswarm.broker.access.auth import NOBODY, Admission, Authenticator, HashedPassword
 from gnatswarm.broker.access.certificate_names import CertificateNames, find_user, names_of
 from gnatswarm.broker.access.connect import (
@@ -269,6 +268,8 @@ class ClientSession:
             if self.socket is not None:
                 self.socket.kick(CloseReason.TLS_HANDSHAKE_FAILURE)
             return False
+        from gnatswarm.broker.access import ciphers
+
         version, suite = tls.version() or "", tls.cipher()
         self.tls_version = sys.intern(version.removeprefix("TLSv"))
         self.tls_cipher_suite = sys.intern(ciphers.server_name(suite[0] if suite else ""))

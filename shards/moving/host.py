@@ -20,7 +20,6 @@ from gnatswarm.broker.frozen import RecordRefused
 from gnatswarm.shards.boundary.control import GATEWAY_NUMBER
 from gnatswarm.shards.boundary.linkdir import path_for_moves
 from gnatswarm.shards.clients import moved as records
-from gnatswarm.shards.moving.leaf_arrivals import LeafNode, encoded_leaf_node
 from gnatswarm.shards.moving.move_channel import (
     CHANNEL_VERSION,
     Door,
@@ -303,6 +302,8 @@ class Host:
         self, fd: int, address: tuple[str, int], frozen: FrozenSocket, is_masked: bool, names: CertificateNames | None
     ) -> None:
         """Send a leaf node that came by WebSocket to the gateway, and its descriptor, which is ours from now on."""
+        from gnatswarm.shards.moving.leaf_arrivals import LeafNode, encoded_leaf_node
+
         leaf = LeafNode(host=address[0], port=address[1], socket=frozen, is_masked=is_masked, names=names)
         self._send(GATEWAY_NUMBER, HandedOver(0, encoded_leaf_node(leaf)), fd)
 

@@ -17,7 +17,10 @@ from gnatswarm.shards import lean_imports
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 # What would come with what is late.
-HEAVY = {"ast", "_ast", "dis", "_hashlib", "_ssl", "typing_extensions"}
+HEAVY = {
+    *("ast", "_ast", "dis", "_hashlib", "_ssl", "typing_extensions"),
+    *("json.decoder", "_decimal", "_uuid", "copy", "_posixsubprocess", "concurrent.futures.thread"),
+}
 
 
 def run(code: str) -> str:
@@ -37,7 +40,10 @@ def test_until_a_shard_can_be_forked_nothing_is_read_that_is_late() -> None:
         "print(*sys.modules)\n"
     )
     late, there = (set(line.split()) for line in said.splitlines())
-    assert late >= {"inspect", "ssl", "hashlib", "hmac", "tokenize", "textwrap", "msgspec.inspect"}
+    assert late >= {
+        *("inspect", "ssl", "hashlib", "hmac", "tokenize", "textwrap", "msgspec.inspect", "msgspec._json_schema"),
+        *("platform", "uuid", "decimal", "dataclasses", "json", "string", "subprocess", "asyncio.sslproto"),
+    }
     assert there & HEAVY == set()
 
 
@@ -168,9 +174,49 @@ def test_what_is_there_before_the_rest_is_read_is_the_same() -> None:
     said = run(
         "import os, platform, ssl\n"
         "print(int(ssl.SSL_ERROR_WANT_READ), int(ssl.SSL_ERROR_WANT_WRITE), int(ssl.SSL_ERROR_SYSCALL))\n"
-        "print(platform.system() == os.uname().sysname)\n"
+        "print(platform.system() == os.uname().sysname, platform.python_implementation())\n"
+        "import subprocess\n"
+        "print(subprocess.PIPE, subprocess.STDOUT, subprocess.DEVNULL)\n"
     )
-    assert said.splitlines() == ["2 3 5", "True"]
+    assert said.splitlines() == ["2 3 5", "True CPython", "-1 -2 -3"]
+
+
+def test_who_took_a_class_of_a_late_module_goes_on_and_others_get_the_real_one() -> None:
+    said = run(
+        "import sys\n"
+        "from gnatswarm import keeper\n"
+        "keeper._share(); keeper._prepare()\n"
+        "import asyncio, concurrent.futures, dataclasses, decimal, json, orjson, subprocess, uuid, uvloop\n"
+        "try:\n"
+        "    orjson.loads(b'{')\n"
+        "except orjson.JSONDecodeError as error:\n"
+        "    print(isinstance(error, ValueError))\n"
+        "print(orjson.dumps({'a': [1, 'b', None, True, 0.5]}).decode())\n"
+        "print(json.loads('[1]'), json.JSONDecodeError is json.decoder.JSONDecodeError)\n"
+        "print(decimal.Decimal('0.1') * 3, uuid.UUID(int=1).version)\n"
+        "print(dataclasses.replace(dataclasses.make_dataclass('A', ['b'])(1), b=2).b)\n"
+        "print(asyncio.sslproto.SSLProtocol.__name__, asyncio.staggered.staggered_race.__name__)\n"
+        "async def main():\n"
+        "    loop = asyncio.get_running_loop()\n"
+        "    print(await loop.run_in_executor(None, len, 'four'), loop.__class__.__module__)\n"
+        "    ran = await asyncio.create_subprocess_exec(sys.executable, '-c', 'print(1)', stdout=subprocess.PIPE)\n"
+        "    print(*await ran.communicate(), ran.returncode)\n"
+        "    with concurrent.futures.ThreadPoolExecutor(1) as threads:\n"
+        "        print(isinstance(threads, concurrent.futures.Executor), threads.submit(len, 'abc').result())\n"
+        "with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:\n"
+        "    runner.run(main())\n"
+    )
+    assert said.splitlines() == [
+        "True",
+        '{"a":[1,"b",null,true,0.5]}',
+        "[1] True",
+        "0.3 None",
+        "2",
+        "SSLProtocol staggered_race",
+        "4 uvloop",
+        "b'1\\n' None 0",
+        "True 3",
+    ]
 
 
 def test_digests_are_compared_before_openssl_is_read() -> None:
