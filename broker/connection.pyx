@@ -155,6 +155,7 @@ cdef inline bint make_message(ClientConnection self, const uint8_t *data, size_t
     """The operation as fan-out takes it; a tail in an unusual form is rewritten with single blanks, as
     nats-server does. False: no memory for that."""
     message.origin = ORIGIN_CLIENT
+    message.publisher = 0 if likely(self.echoes) else self.cid
     message.reply = op.reply
     message.header_size = op.header_size
     message.size = op.size
@@ -663,7 +664,12 @@ cdef class ClientConnection(Peer):
             talk_hear(self.talk, subject, size, <uint8_t *>name + sizeof(QueueName), name.key.size, n)
 
     cdef int deliver(self, Entry *entry, Publish *message) noexcept:
-        cdef Outcome outcome = self.fanout.deliver(self.sublist, entry, message, NULL if self.echoes else &self.out)
+        cdef Outcome outcome
+        if likely(self.echoes):
+            outcome = self.fanout.deliver(self.sublist, entry, message, NULL)
+        else:
+            message.publisher = self.cid
+            outcome = self.fanout.deliver(self.sublist, entry, message, &self.out)
         self.in_msgs += message.count
         self.in_bytes += <uint64_t>message.count * message.size
         note_outcome(self, entry, message, outcome)

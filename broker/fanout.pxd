@@ -9,6 +9,7 @@ from gnatswarm.broker.parser cimport Token
 from gnatswarm.broker.interest cimport MOST_SHARDS, Interest, QueueGroup, QueueName, Sub
 from gnatswarm.broker.entry cimport Choice, Entry, Target
 from gnatswarm.broker.sublist cimport Sublist
+from gnatswarm.broker.word cimport likely
 
 cdef enum:
     ANY_SHARD = 64            # Fanout.from_shard
@@ -38,6 +39,7 @@ ctypedef struct Publish:
     uint32_t header_size      # 0: no header
     uint32_t size             # header and payload
     Blob *blob                # what the tail lies in, where it is big; NULL: copy it
+    uint64_t publisher        # cid of a client that wants no echo: it gets this from no shard; 0: it may come to anybody
 
 # The result of delivering a message, or a whole run. The caller begins with no_outcome(); deliveries add to it.
 ctypedef struct Outcome:
@@ -147,7 +149,7 @@ cdef class Fanout:
     cdef uint64_t deliver_here(self, Sublist sublist, Entry *entry, Publish *publish, bint plainly,
                                const Token *queues, int n_queues, Outcome *outcome) noexcept
     # Sends a message for some queue groups of one sibling: RMSG, which serves its plain subscriptions too, or QMSG
-    # (id 0: nobody waits for QACK).
+    # (id 0: nobody waits for QACK), which also says who may not have it.
     cdef bint send_queued(self, OutBuf *link, const Entry *entry, const Token *queues, int n_queues, Publish *publish,
                           bint only_queues, uint64_t id, uint64_t visited, uint64_t been) noexcept
     cdef Blob *share(self, Publish *publish, uint32_t receivers) noexcept
@@ -188,6 +190,13 @@ cdef class Fanout:
                                int n_remote, bint only_queues) noexcept
     cdef void note_finished(self, Sub *sub) noexcept
     cdef void finish(self) noexcept
+
+# The output of the client with this cid among a group's members here; NULL: it has none.
+cdef OutBuf *found_output(const Entry *entry, const Choice *choice, uint64_t cid) noexcept
+
+# The same of a message's publisher, where that wants no echo.
+cdef inline OutBuf *output_of(const Entry *entry, const Choice *choice, uint64_t publisher) noexcept:
+    return NULL if likely(publisher == 0) else found_output(entry, choice, publisher)
 
 # `other` becomes the message with another header block (may be empty) and another reply. Its bytes are in the bytearray
 # that is returned.

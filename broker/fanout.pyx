@@ -14,6 +14,7 @@ from gnatswarm.broker.outbuf cimport (
     outbox_new, outbox_release)
 from gnatswarm.broker.peer cimport Peer
 from gnatswarm.broker.entry cimport is_foreign
+from gnatswarm.broker.interest cimport GATEWAY_NUMBER
 from gnatswarm.broker.sublist cimport width_bucket
 from gnatswarm.broker.word cimport SLACK, copy_run, decimal, likely, unlikely
 
@@ -74,6 +75,16 @@ cdef bytearray rewritten(Publish *other, const Publish *message, bytes header, T
     other.count = 1
     other.stride = other.tail_size
     return room
+
+
+cdef OutBuf *found_output(const Entry *entry, const Choice *choice, uint64_t cid) noexcept:
+    cdef const Target *target = &entry.targets[choice.first]
+    cdef uint32_t _i
+    for _i in range(choice.n_local):
+        if target.out.peer != NULL and getattr(<Peer>target.out.peer, "cid", 0) == cid:
+            return target.out
+        target += 1
+    return NULL
 
 
 cdef class AccountGate:
@@ -341,7 +352,7 @@ cdef class Fanout:
 
     cdef bint send_queued(self, OutBuf *link, const Entry *entry, const Token *queues, int n_queues, Publish *publish,
                           bint only_queues, uint64_t id, uint64_t visited, uint64_t been) noexcept:
-        cdef size_t size = entry.rmsg_size + publish.reply.size + publish.size + 128
+        cdef size_t size = entry.rmsg_size + publish.reply.size + publish.size + 160
         cdef size_t n = 0
         cdef uint8_t *to
         cdef int i
@@ -360,6 +371,8 @@ cdef class Fanout:
             n += 1 + decimal(to + n + 1, visited)
             to[n] = c' '
             n += 1 + decimal(to + n + 1, been)
+            to[n] = c' '
+            n += 1 + decimal(to + n + 1, publish.publisher)
         else:
             memcpy(to, b'HMSG' if publish.header_size else b'RMSG', 4)
             if unlikely(publish.origin >= ORIGIN_ACCOUNT):
@@ -444,6 +457,9 @@ cdef class Fanout:
             n_remote += 1
         if n_remote:
             served = self.send_choices(entry, publish, names, shards, n_remote, False)
+            if unlikely(publish.publisher != 0):   # those have got a QMSG
+                outcome.touched |= served
+                served &= <uint64_t>1 << GATEWAY_NUMBER
         if entry.remote & ~served:
             served |= self.deliver_remote(entry, publish, entry.remote & ~served)
         outcome.touched |= served
@@ -552,10 +568,12 @@ cdef class Fanout:
     cdef uint64_t send_choices(self, Entry *entry, Publish *publish, const Token *names, const uint8_t *shards,
                                int n_remote, bint only_queues) noexcept:
         """One frame to each sibling among `shards`, naming its groups; the mask of those. An RMSG serves
-        the plain subscriptions there too, a QMSG (nobody visited yet) only the groups."""
+        the plain subscriptions there too, a QMSG (nobody visited yet) only the groups; a message that its publisher may
+        not have goes as QMSG, which says so, but to other servers."""
         cdef Token queues[MOST_QUEUES]
         cdef uint64_t done = 0, bit
         cdef int i, j, n_queues
+        cdef bint is_kept = publish.publisher != 0
         for i in range(n_remote):
             bit = <uint64_t>1 << shards[i]
             if done & bit:
@@ -565,7 +583,8 @@ cdef class Fanout:
                 if shards[j] == shards[i]:
                     queues[n_queues] = names[j]
                     n_queues += 1
-            self.send_queued(self.links[shards[i]], entry, queues, n_queues, publish, only_queues, 0, 0, 0)
+            self.send_queued(self.links[shards[i]], entry, queues, n_queues, publish,
+                             only_queues or (is_kept and shards[i] != GATEWAY_NUMBER), 0, 0, 0)
             done |= bit
         return done
 
@@ -653,7 +672,7 @@ cdef class Fanout:
             frames = self.link_out_msgs
             no_outcome(&singly)
             if entry.n_choices == 1 and entry.n_plain == 0 and entry.remote == 0 and publish.reply.size == 0 \
-                    and publish.blob == NULL and entry.choices.n_members:
+                    and publish.blob == NULL and publish.publisher == 0 and entry.choices.n_members:
                 n = self.deliver_to_group_anywhere(sublist, entry, publish, avoided, &singly)
             else:
                 n = self.deliver_singly(sublist, entry, publish, avoided, &singly)
@@ -773,7 +792,8 @@ cdef class Fanout:
                 if choice.name.key.size == queues[q].size and \
                         memcmp(<uint8_t *>choice.name + sizeof(QueueName), queues[q].at, queues[q].size) == 0:
                     # (the sender chose this shard for its number of members, and does not say which one)
-                    served = choice.n_local and self.choose_here(entry, choice, sublist.random(), publish, NULL)
+                    served = choice.n_local and self.choose_here(entry, choice, sublist.random(), publish,
+                                                                 output_of(entry, choice, publish.publisher))
                     break
             if served:
                 n += 1

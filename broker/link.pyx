@@ -312,6 +312,7 @@ cdef class SiblingLink(OriginLink):
             if shown.size:
                 op.tail = NULL   # what is sent on has another reply
         message.origin = ORIGIN_SIBLING_ACCOUNT if op.is_across else ORIGIN_SIBLING
+        message.publisher = 0 if op.kind == ROUTE_MSG else op.publisher
         message.reply = op.reply
         message.header_size = op.header_size
         message.size = op.size

@@ -62,6 +62,7 @@ cdef inline uint32_t repeat_run(Repeat *repeat, Sublist sublist, Fanout fanout, 
             break
     repeat.misses = 0
     message.origin = origin
+    message.publisher = 0
     message.tail = p + repeat.tail_at
     message.tail_size = repeat.total - repeat.tail_at
     message.payload = p + repeat.line_size

@@ -64,6 +64,7 @@ cdef class Orphan:
     cdef bytes tail
     cdef size_t payload_at               # in the tail
     cdef Origin published_by
+    cdef uint64_t publisher              # as in Publish
     cdef uint32_t header_size
     cdef uint32_t size
     cdef bint has_gone_back              # to the shard that published it, because nobody was found

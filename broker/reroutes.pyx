@@ -12,7 +12,8 @@ No cost without such messages.
 from libc.stdint cimport uint8_t
 
 from gnatswarm.broker.entry cimport choice_named, is_foreign
-from gnatswarm.broker.fanout cimport ANY_SHARD, ORIGIN_ACCOUNT, ORIGIN_SIBLING_ACCOUNT, Fanout, no_outcome
+from gnatswarm.broker.fanout cimport (
+    ANY_SHARD, ORIGIN_ACCOUNT, ORIGIN_SIBLING_ACCOUNT, Fanout, no_outcome, output_of)
 from gnatswarm.broker.interest cimport GATEWAY_NUMBER, NO_MAX
 from gnatswarm.broker.outbuf cimport CLOSE_NONE, out_append
 from gnatswarm.broker.peer cimport HOLD_REPLY
@@ -66,9 +67,10 @@ cdef bint has_member_on_the_move(Entry *entry, const Choice *choice) noexcept:
 
 
 cdef bint refuses_here(Entry *entry, const Choice *choice, const Publish *message) noexcept:
-    """Whether a member here may not have it: by its permissions, or because it came from a third account."""
+    """Whether a member here may not have it: by its permissions, because it came from a third account, or because it
+    has published it and wants no echo."""
     cdef uint32_t i
-    if choice.keeps_out:
+    if choice.keeps_out or output_of(entry, choice, message.publisher) != NULL:
         return True
     if message.origin >= ORIGIN_ACCOUNT:
         for i in range(choice.first, choice.first + choice.n_local):
@@ -89,6 +91,7 @@ cdef class Orphan:
         self.header_size = message.header_size
         self.size = message.size
         self.published_by = message.origin
+        self.publisher = message.publisher
         self.tail = message.tail[:message.tail_size] + bytes(SLACK)
         return 0
 
@@ -101,6 +104,7 @@ cdef class Orphan:
         cdef const uint8_t *tail = self.tail
         cdef const uint8_t *reply = self.reply
         message.origin = self.published_by
+        message.publisher = self.publisher
         message.count = 1
         message.tail = tail
         message.tail_size = message.stride = len(self.tail) - SLACK
@@ -147,6 +151,7 @@ cdef class Reroutes:
         cdef Publish message
         cdef Py_ssize_t at = 0, line_end, tail
         message.origin = ORIGIN_SIBLING_ACCOUNT   # (nobody knows: members of third accounts may not have it)
+        message.publisher = 0
         message.count = 1
         message.blob = NULL
         while at < len(output):   # "MSG <subject> <sid> [reply] <size>", or "HMSG …" with two sizes
@@ -181,7 +186,8 @@ cdef class Reroutes:
         cdef bint is_taken
         fanout.from_shard = ANY_SHARD
         is_taken = choice != NULL and choice.n_local \
-            and fanout.choose_here(entry, choice, sublist.random(), message, NULL)
+            and fanout.choose_here(entry, choice, sublist.random(), message,
+                                   output_of(entry, choice, message.publisher))
         fanout.from_shard = from_shard
         if is_taken:
             self.count_delivery(sublist, subject, message)   # somebody has come meanwhile
@@ -291,7 +297,8 @@ cdef class Reroutes:
         cdef Fanout fanout = self.mesh.fanout
         cdef Choice *choice
         cdef Entry *entry = sublist.former_group(subject, queue, &choice)
-        if entry == NULL or not fanout.choose_here(entry, choice, sublist.random(), message, NULL):
+        if entry == NULL or not fanout.choose_here(entry, choice, sublist.random(), message,
+                                                   output_of(entry, choice, message.publisher)):
             return False
         self.n_lingered += 1
         self.count_delivery(sublist, subject, message)

@@ -6,7 +6,7 @@
 #                                                    HMSG … <header size> <size>: RMSG with a header
 # and some of our own, for a queue message that found no member where it was sent (promise 4), and for
 # back-pressure:
-#   QMSG <id> <visited> <been> <account> <subject> … for these queue groups only; visited: mask of shards without one
+#   QMSG <id> <visited> <been> <publisher> <account> <subject> … for these queue groups only; visited: mask of shards without one
 #   QHMG …                                           QMSG with a header
 #   QACK <id>                                        a member has taken it
 #   QNAK <id>                                        no member, here or on any shard known here, can take it
@@ -83,6 +83,7 @@ ctypedef struct RouteOp:
     int old_shard            # MARKQ, MARK, MOVED: whose move it is; RGOES: where replies go
     uint64_t visited         # QMSG
     uint64_t been            # QMSG: see Orphan.been
+    uint64_t publisher       # QMSG: see Publish
     bint is_across           # XMSG, XHMG, XQMG, XQHG
     const uint8_t *tail      # " [reply] [header] size\r\n", if it is in a form that can be sent on unchanged, or NULL
 

@@ -51,10 +51,10 @@ cdef RouteOpKind parse_message(const uint8_t *data, const uint8_t *args, const u
         return finish(op, ROUTE_BAD if end - args > MOST_ROUTE_LINE_BYTES else ROUTE_MORE)
     op.line_size = after - data
     if only_queues:
-        if n < 3 or not parse_u64(tokens[0], &op.id) or not parse_u64(tokens[1], &op.visited) \
-                or not parse_u64(tokens[2], &op.been):
+        if n < 4 or not parse_u64(tokens[0], &op.id) or not parse_u64(tokens[1], &op.visited) \
+                or not parse_u64(tokens[2], &op.been) or not parse_u64(tokens[3], &op.publisher):
             return finish(op, ROUTE_BAD)
-        first = 3
+        first = 4
     if n < first + 2 + numbers:
         return finish(op, ROUTE_BAD)
     number = parse_number(tokens[n - 1])
@@ -383,7 +383,7 @@ def parse_route(bytes data not None) -> dict:
         if op.is_across:
             found["is_across"] = True
     if kind == ROUTE_QUEUE_MSG:
-        found.update(id=op.id, visited=op.visited, been=op.been)
+        found.update(id=op.id, visited=op.visited, been=op.been, publisher=op.publisher)
     if kind == ROUTE_SUB:
         found["members"] = op.members
     if ROUTE_MOVE <= kind <= ROUTE_MOVED:

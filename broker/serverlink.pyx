@@ -436,6 +436,7 @@ cdef class ServerLink(Peer):
         """The frame as fan-out takes it. False: no memory for a tail that has to be rewritten."""
         cdef const uint8_t *tail = op.subject.at + op.subject.size
         message.origin = ORIGIN_SIBLING
+        message.publisher = 0
         message.reply = op.reply
         message.header_size = op.header_size
         message.size = op.size

@@ -11,7 +11,7 @@ from libc.string cimport memchr
 
 from gnatswarm.broker.entry cimport Choice, Target, choice_named, is_foreign
 from gnatswarm.broker.fanout cimport (
-    HERE, MOST_NAME_BYTES, MOST_QUEUES, ORIGIN_ACCOUNT, ORIGIN_CLIENT, rewritten)
+    HERE, MOST_NAME_BYTES, MOST_QUEUES, ORIGIN_ACCOUNT, ORIGIN_CLIENT, output_of, rewritten)
 from gnatswarm.broker.interest cimport GATEWAY_NUMBER, MOST_SHARDS, Node, QueueName, Sub
 from gnatswarm.broker.peer cimport Peer
 from gnatswarm.broker.sublist cimport width_bucket
@@ -158,11 +158,20 @@ cdef uint32_t give_plainly(Fanout fanout, Sublist sublist, Entry *entry, Publish
     return n
 
 
-cdef int shard_of(Fanout fanout, Sublist sublist, const Entry *entry, const Choice *choice, uint64_t *pick) noexcept:
-    """Whose member of a group gets it, each equally likely: a sibling's number, or HERE with the member's place."""
+cdef int shard_of(Fanout fanout, Sublist sublist, const Entry *entry, const Choice *choice, bint but_here,
+                  uint64_t *pick) noexcept:
+    """Whose member of a group gets it, each equally likely: a sibling's number, or HERE with the member's place.
+
+    `but_here`: none here takes it. HERE: nobody has another."""
     cdef uint32_t w, shard = 0
     pick[0] = sublist.random() % choice.n_members
-    if pick[0] < choice.n_own or (fanout.prefers_local and choice.n_own):
+    if but_here:
+        if choice.n_remote == 0:
+            return HERE
+        pick[0] = choice.n_own
+        if choice.n_members > choice.n_own:   # (else there are members of second choice alone)
+            pick[0] += sublist.random() % (choice.n_members - choice.n_own)
+    elif pick[0] < choice.n_own or (fanout.prefers_local and choice.n_own):
         return HERE
     pick[0] -= choice.n_own
     for w in range(choice.first_remote, choice.first_remote + choice.n_remote):
@@ -199,12 +208,17 @@ cdef uint64_t send_on(Fanout fanout, Entry *entry, Publish *publish, uint64_t sh
             header = message_trace.with_line(header, message_trace.HOP, trace.sent_on(shard))
         _room = rewritten(&other, publish, header, publish.reply)
         sent |= <uint64_t>1 << shard
-        if shard not in groups:
+        only_queues = publish.publisher != 0 and shard in groups and shard != GATEWAY_NUMBER
+        if shard not in groups or (only_queues and (shards >> shard) & 1):
             fanout.send_plain_link(link, entry, &other)
+        if shard not in groups:
             continue
+        if only_queues and (shards >> shard) & 1:   # a frame of its own, so another hop
+            header = publish.payload[:publish.header_size]
+            header = message_trace.with_line(header, message_trace.HOP, trace.sent_on(shard))
+            _room = rewritten(&other, publish, header, publish.reply)
         n = 0
         name_bytes = 0
-        only_queues = False
         for name in groups[shard]:
             if n == MOST_QUEUES or (n and name_bytes + <size_t>len(name) > MOST_NAME_BYTES):
                 fanout.send_queued(link, entry, queues, n, &other, only_queues, 0, 0, 0)
@@ -253,10 +267,13 @@ cdef int give_traced(Fanout fanout, Sublist sublist, Entry *entry, Publish *publ
         choice = &entry.choices[i]
         if choice.n_members == 0:
             continue
-        shard = shard_of(fanout, sublist, entry, choice, &pick)
+        shard = shard_of(fanout, sublist, entry, choice, False, &pick)
         if shard == HERE:
-            n += give_one(fanout, sublist, entry, choice, pick, publish, avoided)
-        else:
+            if give_one(fanout, sublist, entry, choice, pick, publish, avoided):
+                n += 1
+                continue
+            shard = shard_of(fanout, sublist, entry, choice, True, &pick)
+        if shard != HERE:
             groups.setdefault(shard, []).append(name_of(choice.name))
     outcome.touched |= send_on(fanout, entry, publish, entry.remote, groups)
     count(fanout, entry, publish, n)
@@ -285,7 +302,8 @@ cdef uint64_t give_traced_here(Fanout fanout, Sublist sublist, Entry *entry, Pub
     for q in range(n_queues):
         choice = choice_named(entry, queues[q])
         if choice != NULL and choice.n_local \
-                and give_one(fanout, sublist, entry, choice, sublist.random(), publish, NULL):
+                and give_one(fanout, sublist, entry, choice, sublist.random(), publish,
+                             output_of(entry, choice, publish.publisher)):
             n += 1
         elif not fanout.trace.is_only:
             orphans |= <uint64_t>1 << q

@@ -310,7 +310,7 @@ def test_a_member_that_stayed_keeps_no_message_from_others_when_it_closes(moving
     stays.feed(b"no such operation\r\n", finish=False)  # closed at the end of the round
     end = mesh.ends[NEW, OLD]
     assert end.socket is not None
-    frame = b"QMSG 1 %d 0 $G a | q 1\r\n7\r\n" % (1 << THIRD)  # it was there, and somebody has come since
+    frame = b"QMSG 1 %d 0 0 $G a | q 1\r\n7\r\n" % (1 << THIRD)  # it was there, and somebody has come since
     mesh.engines[NEW].probe.feed(end.socket, frame, finish=False)
     mesh.finish()
     mesh.settle()

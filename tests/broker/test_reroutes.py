@@ -6,7 +6,7 @@ import pytest
 
 from gnatswarm.broker import rules
 from gnatswarm.broker.service_imports import ServiceImports
-from tests.support.engine import QUIET, EngineClient, frames
+from tests.support.engine import NO_ECHO, QUIET, EngineClient, frames
 from tests.support.mesh import Mesh
 
 
@@ -23,6 +23,12 @@ def make():
         mesh.settle()
         assert all(engine.probe.reroutes.n_pending == 0 for engine in mesh.engines.values())
         mesh.close()
+
+
+def echoless(mesh: Mesh, shard: int) -> EngineClient:
+    """A client more, which wants none of what it publishes."""
+    mesh.clients.append(mesh.engines[shard].client(NO_ECHO))
+    return mesh.clients[-1]
 
 
 def client_of(mesh: Mesh, shard: int, which: int = 0) -> EngineClient:
@@ -207,6 +213,51 @@ def test_a_member_that_has_had_its_max_does_not_linger(make):
     assert got(member) == [1]
 
 
+@pytest.mark.parametrize("has_neighbour", [False, True])
+@pytest.mark.parametrize("joins_late", [False, True])
+@pytest.mark.parametrize("shards", [2, 3])
+def test_nothing_comes_back_to_who_published_it_and_wants_no_echo(make, *, shards, joins_late, has_neighbour):
+    """The member that it was sent to leaves; the publisher is one too, or has become one meanwhile."""
+    mesh = make(shards)
+    publisher, neighbour, leaver = echoless(mesh, 0), client_of(mesh, 0), client_of(mesh, 1)
+    leaver.feed(b"SUB a q 1\r\n")
+    if not joins_late:
+        publisher.feed(b"SUB a q 1\r\n")
+    mesh.settle()
+    publisher.feed(b"".join(b"PUB a 2\r\n%02d\r\n" % number for number in range(20)))
+    if joins_late:
+        publisher.feed(b"SUB a q 1\r\n")
+    if has_neighbour:
+        neighbour.feed(b"SUB a q 1\r\n")
+    mesh.carry_all((0, 2)) if shards == 3 else None
+    leaver.feed(b"UNSUB 1\r\nPING\r\n")
+    mesh.settle()
+    assert got(publisher) == []
+    by_neighbour, by_leaver = got(neighbour), got(leaver)
+    assert sorted(by_neighbour + by_leaver) == list(range(20))
+    assert bool(by_neighbour) == (has_neighbour and not joins_late)
+    assert sum(engine.probe.reroutes.n_lost for engine in mesh.engines.values()) == 0
+
+
+def test_plain_subscriptions_hear_once_what_goes_to_a_group_for_all_but_its_publisher(make):
+    mesh = make(3)
+    publisher, member, both = echoless(mesh, 0), client_of(mesh, 1), client_of(mesh, 2)
+    publisher.feed(b"SUB a q 1\r\nSUB a 2\r\n")
+    member.feed(b"SUB a q 1\r\n")
+    both.feed(b"SUB a q 1\r\nSUB a 2\r\nSUB a r 3\r\n")
+    mesh.settle()
+    publisher.feed(b"".join(b"PUB a 2\r\n%02d\r\n" % number for number in range(40)))
+    mesh.settle()
+    assert got(publisher) == []
+    sids: dict[bytes, list[int]] = {b"1": [], b"2": [], b"3": []}
+    for frame in frames(both.take()):
+        if frame.is_message:
+            sids[frame.line.split()[2]].append(int(frame.payload))
+    assert sids[b"2"] == sids[b"3"] == list(range(40))
+    assert sorted(sids[b"1"] + got(member)) == list(range(40))
+    assert min(len(sids[b"1"]), 40 - len(sids[b"1"])) > 0
+
+
 def test_a_closed_connection_takes_nothing(make):
     mesh = make()
     member = client_of(mesh, 1)
@@ -351,7 +402,7 @@ def test_a_message_that_is_sent_on_goes_where_it_has_not_been(make):
     end = mesh.ends[0, 3]
     assert end.socket is not None
     for number in range(20):
-        frame = b"QMSG %d %d 0 $G a | q 2\r\n%02d\r\n" % (number + 1, 1 << 1 | 1 << 3, number)
+        frame = b"QMSG %d %d 0 0 $G a | q 2\r\n%02d\r\n" % (number + 1, 1 << 1 | 1 << 3, number)
         mesh.engines[0].probe.feed(end.socket, frame)
     mesh.settle()
     assert (got(visited), got(other)) == ([], list(range(20)))
@@ -365,7 +416,7 @@ def test_a_member_whose_connection_is_closing_is_promised_nothing(make, is_first
     for member in (closing, lingers, other):
         member.feed(b"SUB a q 1\r\n")
     mesh.settle()
-    frame = b"QMSG 1 0 0 $G a | q 1\r\n7\r\n"
+    frame = b"QMSG 1 0 0 0 $G a | q 1\r\n7\r\n"
     for member in (closing, lingers) if is_first else (lingers, closing):
         member.feed(b"UNSUB 1\r\n", finish=False)
     closing.feed(b"no such operation\r\n", finish=False)  # closed at the end of the round

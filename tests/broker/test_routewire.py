@@ -60,13 +60,14 @@ FRAMES = [
     (b"HMSG $G a r 12 12\r\n", message(subject=b"a", reply=b"r", header_size=12, size=12, line_size=19)),
     (b"HMSG $G a | q 12 14\r\n", message(subject=b"a", queues=[b"q"], header_size=12, size=14, line_size=21)),
     (
-        b"QMSG 5 3 0 $G a | q 2\r\n",
-        message("QUEUE_MSG", subject=b"a", queues=[b"q"], size=2, line_size=23, id=5, visited=3) | {"been": 0},
+        b"QMSG 5 3 0 7 $G a | q 2\r\n",
+        message("QUEUE_MSG", subject=b"a", queues=[b"q"], size=2, line_size=25, id=5, visited=3)
+        | {"been": 0, "publisher": 7},
     ),
     (
-        b"QHMG 0 0 0 $G a + r q 12 14\r\n",
-        message("QUEUE_MSG", subject=b"a", reply=b"r", queues=[b"q"], header_size=12, size=14, line_size=29, id=0)
-        | {"visited": 0, "been": 0},
+        b"QHMG 0 0 0 0 $G a + r q 12 14\r\n",
+        message("QUEUE_MSG", subject=b"a", reply=b"r", queues=[b"q"], header_size=12, size=14, line_size=31, id=0)
+        | {"visited": 0, "been": 0, "publisher": 0},
     ),
 ]
 
@@ -77,7 +78,7 @@ def test_a_frame_says_what_it_says_whatever_follows(frame, expected):
         assert parse_route(frame + trailing) == expected
 
 
-@pytest.mark.parametrize("start", ["RMSG $G a ", "HMSG $G a 12 ", "QMSG 5 3 0 $G a | q "])
+@pytest.mark.parametrize("start", ["RMSG $G a ", "HMSG $G a 12 ", "QMSG 5 3 0 0 $G a | q "])
 def test_a_message_has_at_most_the_largest_size_that_can_be_configured(start):
     size = LARGEST_MAX_PAYLOAD_BYTES
     assert parse_route(f"{start}{size}\r\n".encode())["size"] == size
@@ -123,11 +124,13 @@ BAD = [
     b"QMSG $G a | q 2\r\n",
     b"QMSG 1 $G a | q 2\r\n",
     b"QMSG 1 1 $G a | q 2\r\n",
-    b"QMSG x 1 0 $G a | q 2\r\n",
-    b"QMSG 1 1 x $G a | q 2\r\n",
-    b"QMSG 1 1 0 $G a 2\r\n",
-    b"QMSG 1 1 0 $G a r 2\r\n",
-    b"QMSG 111111111111111111111 1 0 $G a | q 2\r\n",
+    b"QMSG 1 1 0 $G a | q 2\r\n",
+    b"QMSG x 1 0 0 $G a | q 2\r\n",
+    b"QMSG 1 1 x 0 $G a | q 2\r\n",
+    b"QMSG 1 1 0 x $G a | q 2\r\n",
+    b"QMSG 1 1 0 0 $G a 2\r\n",
+    b"QMSG 1 1 0 0 $G a r 2\r\n",
+    b"QMSG 111111111111111111111 1 0 0 $G a | q 2\r\n",
     b"QACK\r\n",
     b"QACK \r\n",
     b"QACK x\r\n",
@@ -266,7 +269,7 @@ def test_a_frame_says_that_its_message_came_from_another_account() -> None:
     assert parse_route(b"XMSG A a r 2\r\n") == plain | {"is_across": True}
     headed = parse_route(b"HMSG A a + r q w 12 14\r\n")
     assert parse_route(b"XHMG A a + r q w 12 14\r\n") == headed | {"is_across": True}
-    queued = parse_route(b"QMSG 7 5 0 A a | q 2\r\n")
-    assert parse_route(b"XQMG 7 5 0 A a | q 2\r\n") == queued | {"is_across": True}
-    queued = parse_route(b"QHMG 7 5 0 A a + r q 12 14\r\n")
-    assert parse_route(b"XQHG 7 5 0 A a + r q 12 14\r\n") == queued | {"is_across": True}
+    queued = parse_route(b"QMSG 7 5 0 0 A a | q 2\r\n")
+    assert parse_route(b"XQMG 7 5 0 0 A a | q 2\r\n") == queued | {"is_across": True}
+    queued = parse_route(b"QHMG 7 5 0 0 A a + r q 12 14\r\n")
+    assert parse_route(b"XQHG 7 5 0 0 A a + r q 12 14\r\n") == queued | {"is_across": True}

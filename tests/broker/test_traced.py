@@ -15,7 +15,7 @@ from gnatswarm.broker.options import Account, Options
 from gnatswarm.broker.traced import asks
 from gnatswarm.shards.boundary.control import GATEWAY_NUMBER
 from gnatswarm.shards.clients.message_tracing import MessageTracing
-from tests.support.engine import NO_RESPONDERS, EngineClient, frames
+from tests.support.engine import NO_ECHO, NO_RESPONDERS, EngineClient, frames
 from tests.support.mesh import Mesh
 
 FIRST = b"NATS/1.0\r\n"
@@ -121,9 +121,17 @@ class Traced:
     def client(self, shard: int) -> EngineClient:
         return self.mesh.clients[2 * shard]
 
+    def echoless(self) -> EngineClient:
+        """A client more of shard 0, which wants none of what it publishes."""
+        self.mesh.clients.append(self.mesh.engines[0].client(NO_ECHO))
+        return self.mesh.clients[-1]
+
     def publish(self, shard: int, *header: bytes) -> None:
+        self.publish_as(self.client(shard), *header)
+
+    def publish_as(self, client: EngineClient, *header: bytes) -> None:
         block = FIRST + b"".join(line + b"\r\n" for line in header) + b"\r\n"
-        self.client(shard).feed(b"HPUB a %d %d\r\n%b1\r\n" % (len(block), len(block) + 1, block))
+        client.feed(b"HPUB a %d %d\r\n%b1\r\n" % (len(block), len(block) + 1, block))
 
 
 @pytest.fixture
@@ -171,6 +179,38 @@ def test_members_here_come_first_where_that_was_asked_for_as_without_a_trace(*, 
     counts = [got(traced.client(shard)) for shard in range(3)]
     assert counts == [60, 0, 0] if prefers_local else min(counts) > 0 and sum(counts) == 60
     traced.mesh.close()
+
+
+@pytest.mark.parametrize("prefers_local", [False, True])
+def test_a_member_elsewhere_gets_what_the_chosen_one_here_does_not_take(*, prefers_local: bool) -> None:
+    """The publisher is a member, and wants no echo."""
+    traced = Traced(prefers_local=prefers_local)
+    publisher, member = traced.echoless(), traced.client(1)
+    publisher.feed(b"SUB a q 1\r\n")
+    member.feed(b"SUB a q 1\r\n")
+    traced.mesh.settle()
+    for _ in range(40):
+        traced.publish_as(publisher, b"Nats-Trace-Dest: t")
+    traced.mesh.settle()
+    assert (got(publisher), got(member)) == (0, 40)
+    traced.mesh.close()
+
+
+def test_a_traced_message_does_not_come_back_to_who_wants_no_echo(traced: Traced) -> None:
+    """The member that it was sent to leaves. Plain interest on that shard gets a frame, and so a hop, of its own."""
+    publisher, leaver, plain = traced.echoless(), traced.client(1), traced.mesh.clients[3]
+    publisher.feed(b"SUB a q 1\r\n")
+    leaver.feed(b"SUB a q 1\r\n")
+    plain.feed(b"SUB a 1\r\n")
+    traced.mesh.settle()
+    for _ in range(10):
+        traced.publish_as(publisher, b"Nats-Trace-Dest: t")
+    leaver.feed(b"UNSUB 1\r\n")
+    traced.mesh.settle()
+    assert (got(publisher), got(leaver), got(plain)) == (0, 10, 10)
+    documents = [document for document in traced.told.documents if "Nats-Trace-Hop" in document["request"]["header"]]
+    heard = [event["cid"] for document in documents for event in document["events"] if event["type"] == "eg"]
+    assert heard.count(plain.connection.cid) == 10
 
 
 @pytest.mark.parametrize("is_only", [False, True])

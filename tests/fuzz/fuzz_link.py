@@ -26,7 +26,7 @@ def message(rng: random.Random) -> bytes:
     account = rng.choice([b"$G", b"$G", b"$G", b"other"])
     if queues and rng.random() < 0.4:
         words = [b"QMSG", b"%d" % rng.randrange(9), b"%d" % rng.randrange(8), b"%d" % rng.randrange(4)]
-        words += [account, subject, b"|", queues[0]]
+        words += [b"%d" % rng.randrange(4), account, subject, b"|", queues[0]]
         return b" ".join([*words, b"%d" % size]) + b"\r\n" + b"x" * size + b"\r\n"
     if rng.random() < 0.3:
         words = [b"HMSG", account, subject, *tail, b"%d" % len(HEADER), b"%d" % (len(HEADER) + size)]

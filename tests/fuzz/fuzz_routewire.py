@@ -21,7 +21,7 @@ def frame(rng: random.Random) -> bytes:
             words = [rng.choice([b"HMSG", b"XHMG"]), b"$G", subject, *tail, b"%d" % len(HEADER), size]
         case 2:
             verb = rng.choice([b"QMSG", b"QHMG", b"XQMG", b"XQHG"])
-            words = [verb, b"7", b"3", b"0", b"$G", subject, *tail, b"5", size]
+            words = [verb, b"7", b"3", b"0", b"0", b"$G", subject, *tail, b"5", size]
         case 3:
             words = [b"RS+", b"$G", subject, *rng.choice([[], [b"q"], [b"q", b"3"], [b"q", b"0"], [b"q", b"3", b"x"]])]
         case 4:

@@ -472,6 +472,7 @@ cdef class Probe:
         message.header_size = header_size
         message.size = len(payload)
         message.origin = ORIGIN_SIBLING
+        message.publisher = 0
         message.count = 1
         message.tail = to
         message.tail_size = write_tail_head(to, message.reply, header_size != 0, header_size, len(payload))

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from statistics import median
 
-from tests.simulation.schedule import DIRECT, Schedule
+from tests.simulation.schedule import DIRECT, NO_ECHO, Schedule
 from tests.simulation.world import World
 
 # The test suite's schedules must contain each of them. Name → what World or the frames between shards call it.
@@ -109,7 +109,7 @@ class Coverage:
     def add(self, schedule: Schedule, world: World | None) -> None:
         """Add one schedule; without a world it has failed."""
         self.schedules += 1
-        self.kinds[" + ".join(name for name in schedule.features if name != DIRECT) or "plain"] += 1
+        self.kinds[" + ".join(name for name in schedule.features if name not in (DIRECT, NO_ECHO)) or "plain"] += 1
         self.shards[schedule.shards] += 1
         self.steps.append(len(schedule.steps))
         if world is not None:

@@ -121,6 +121,9 @@ SERVER_FEATURES = "servers", "fenced", "rests"
 # Runs are sent from where they were read, of messages of any size: drawn apart, of all worlds.
 DIRECT = "direct"
 SHARE_DIRECT = 0.3
+# Some clients want none of what they publish: drawn apart, of worlds without other servers.
+NO_ECHO = "echoless"
+SHARE_NO_ECHO = 0.3
 # The gateway is replaced in order, or members elsewhere leave with messages on their way: drawn apart, of worlds with
 # other servers.
 OUTSIDE = (
@@ -245,7 +248,10 @@ def drawn(seed: int) -> Schedule:
     steps = with_singled(seed, with_later_patterns(seed, with_routers(seed, steps)))
     if random.Random(f"direct {seed}").random() < SHARE_DIRECT:
         features = (*features, DIRECT)
-    return with_later_features(seed, Schedule(shards, world, is_narrow, steps, features))
+    schedule = with_later_features(seed, Schedule(shards, world, is_narrow, steps, features))
+    if not schedule.has("servers") and random.Random(f"echoless {seed}").random() < SHARE_NO_ECHO:
+        schedule = replace(schedule, features=(*schedule.features, NO_ECHO))
+    return schedule
 
 
 def with_moves(seed: int, steps: tuple[Step, ...]) -> tuple[Step, ...]:
@@ -405,7 +411,7 @@ def parsed(text: str) -> Schedule:
             - set(SERVER_STEPS)
             - {"reload"}
         )
-        unknown |= set(features) - set(FEATURES) - set(LATER_FEATURES) - {*SERVER_FEATURES, DIRECT}
+        unknown |= set(features) - set(FEATURES) - set(LATER_FEATURES) - {*SERVER_FEATURES, DIRECT, NO_ECHO}
         if unknown:
             raise ValueError(f"unknown: {', '.join(sorted(unknown))}")
         return Schedule(int(shards), int(seed), width == "narrow", steps, tuple(features))

@@ -33,7 +33,7 @@ from tests.simulation.schedule import MOST_SHARDS_HERE, Schedule, Step
 from tests.simulation.servers import Door, Servers
 from tests.simulation.swarm import ALL, End, Process, Swarm
 from tests.simulation.tenants import RIGHTS, Tenants, View, matches, may_publish, may_subscribe
-from tests.support.engine import NO_RESPONDERS, Engine, EngineClient, frames
+from tests.support.engine import NO_ECHO, NO_RESPONDERS, Engine, EngineClient, frames
 
 QUEUES = ("", *promises.QUEUES)
 MOST_CLIENTS = 24
@@ -220,7 +220,10 @@ class World:
     def come(self, process: Process) -> None:
         """Open a connection. Each has an inbox, where it also gets the 503 of its requests."""
         number = len(self.people)
-        client = process.engine.client(NO_RESPONDERS)
+        wants_no_echo = self.schedule.has("echoless") and number % 3 != 2
+        if wants_no_echo:
+            self.history.echoless.add(number)
+        client = process.engine.client(NO_ECHO if wants_no_echo else NO_RESPONDERS)
         account = self.tenants.accounts[number % len(self.tenants.accounts)]
         rights = self.rng.randrange(len(RIGHTS)) if self.schedule.has("rights") else 0
         mesh = process.engine.probe.mesh
@@ -1401,6 +1404,7 @@ class World:
         """Who it is: for admit(). Its move begins."""
         person = self.person_of(client)
         person.moves_since, person.moves_to = self.now, person.process.host.there
+        self.history.moved.add(person.number)
         person.sight.is_watched = True
         for sub in self.subscriptions:
             if sub.client == person.number and sub.left_at == NEVER:

@@ -18,6 +18,7 @@ from gnatswarm.probes.engine import Probe, ProbeSocket
 
 QUIET = b'CONNECT {"verbose":false,"pedantic":false}\r\n'
 WITH_HEADERS = b'CONNECT {"verbose":false,"pedantic":false,"headers":true}\r\n'
+NO_ECHO = b'CONNECT {"verbose":false,"pedantic":false,"headers":true,"no_responders":true,"echo":false}\r\n'
 NO_RESPONDERS = b'CONNECT {"verbose":false,"pedantic":false,"headers":true,"no_responders":true}\r\n'
 
 

@@ -16,8 +16,8 @@ WORDS = [*TENDER, *SUBJECTS, *PATTERNS, *QUEUES[2:], SEPARATOR + b"0", SEPARATOR
 WORDS += [
     b"RMSG $G ",
     b"HMSG $G ",
-    b"QMSG 1 0 0 $G ",
-    b"QHMG 1 0 0 $G ",
+    b"QMSG 1 0 0 0 $G ",
+    b"QHMG 1 0 0 0 $G ",
     b"RS+ $G ",
     b"RS- $G ",
     b"SLOW $G ",
