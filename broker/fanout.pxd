@@ -39,7 +39,7 @@ ctypedef struct Publish:
     uint32_t header_size      # 0: no header
     uint32_t size             # header and payload
     Blob *blob                # what the tail lies in, where it is big; NULL: copy it
-    uint64_t publisher        # cid of a client that wants no echo: it gets this from no shard; 0: it may come to anybody
+    uint64_t publisher        # cid of a client that wants no echo: it gets this from no shard; 0: it may go to anybody
 
 # The result of delivering a message, or a whole run. The caller begins with no_outcome(); deliveries add to it.
 ctypedef struct Outcome:

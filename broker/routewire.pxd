@@ -6,7 +6,8 @@
 #                                                    HMSG … <header size> <size>: RMSG with a header
 # and some of our own, for a queue message that found no member where it was sent (promise 4), and for
 # back-pressure:
-#   QMSG <id> <visited> <been> <publisher> <account> <subject> … for these queue groups only; visited: mask of shards without one
+#   QMSG <id> <visited> <been> <publisher> <account> <subject> … for these queue groups only; visited: mask of shards
+#                                           without one
 #   QHMG …                                           QMSG with a header
 #   QACK <id>                                        a member has taken it
 #   QNAK <id>                                        no member, here or on any shard known here, can take it

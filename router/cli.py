@@ -15,6 +15,7 @@ from gnatswarm.router.config.flags import BadCommandLine, CommandLine, nearest, 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gnatswarm.broker.options import Options
+    from gnatswarm.router.commands.operator_arguments import OperatorArguments
     from gnatswarm.router.config.conf_tree import ConfigError
     from gnatswarm.router.listening.head_start import HeadStart
     from gnatswarm.router.listening.inherited import Inherited
@@ -201,6 +202,19 @@ def _operate(line: CommandLine, program: str) -> int:
     asked = operator_arguments(line, program)
     if asked.config is not None:
         return _why(asked.config, asked.subject, asked.user, program, as_json=asked.as_json)
+    import signal
+
+    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if is_default:  # Python would notice a ^C that comes just before a wait only behind it, when the answer has come
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        return _ask(asked, program)
+    finally:
+        if is_default:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _ask(asked: OperatorArguments, program: str) -> int:
     from gnatswarm.router.commands import operator_commands
     from gnatswarm.router.commands.signals import SignalError, find_pid
 

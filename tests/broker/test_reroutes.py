@@ -239,6 +239,27 @@ def test_nothing_comes_back_to_who_published_it_and_wants_no_echo(make, *, shard
     assert sum(engine.probe.reroutes.n_lost for engine in mesh.engines.values()) == 0
 
 
+def test_who_sends_a_message_on_says_that_its_publisher_here_may_not_have_it(make):
+    """Other servers take this broker for a place with members, and would send it back for ever."""
+    mesh = make(3)
+    publisher, leaver, other = echoless(mesh, 0), client_of(mesh, 1), client_of(mesh, 2)
+    for member in (publisher, leaver):
+        member.feed(b"SUB a q 1\r\n")
+    mesh.settle()
+    publisher.feed(b"PUB a 1\r\nx\r\n" * 20)
+    mesh.finish()
+    other.feed(b"SUB a q 1\r\n")
+    mesh.carry_all((2, 0))
+    leaver.feed(b"UNSUB 1\r\n")
+    mesh.carry_all((0, 1))
+    mesh.carry_all((1, 0))
+    sent_on = [line for line in on_wire(mesh, 0, 2).split(b"\r\n") if line.startswith(b"QMSG")]
+    assert len(sent_on) == 20
+    assert all(line.split()[3:5] == [b"2", b"%d" % publisher.connection.cid] for line in sent_on)
+    mesh.settle()
+    assert (got(publisher), len(other.take())) == ([], 20 * len(b"MSG a 1 1\r\nx\r\n"))
+
+
 def test_plain_subscriptions_hear_once_what_goes_to_a_group_for_all_but_its_publisher(make):
     mesh = make(3)
     publisher, member, both = echoless(mesh, 0), client_of(mesh, 1), client_of(mesh, 2)

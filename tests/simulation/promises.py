@@ -195,8 +195,9 @@ def check_deliveries(history: History, sub: Subscription, reaches: dict[int, Rea
 
 
 def is_lost_echo(history: History, sub: Subscription, reach: Reach) -> bool:
-    """Whether its own client published this, wants none of it, and gets it for a member whose connection ended while it
-    moved: what had been detached for that one does not say who published it.
+    """Whether its own client published this, wants no echo, and gets it for a member whose connection ended in a move.
+
+    What had been detached for that one does not say who published it.
     """
     message = reach.message
     if not sub.queue or message.client != sub.client or message.client not in history.echoless:

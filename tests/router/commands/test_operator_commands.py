@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -89,7 +90,10 @@ def test_ctrl_c_ends_a_command_without_a_word(directory: linkdir.LinkDirectory, 
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
             sock, _ = listening.accept()
             with sock:
-                assert sock.recv(1000)  # it waits for the answer
+                assert sock.recv(1000)  # it waits for the answer, or is about to
+                status = Path(f"/proc/{process.pid}/status").read_text()
+                caught = int(re.search(r"^SigCgt:\t(\w+)", status, re.MULTILINE)[1], 16)  # type: ignore[index]
+                assert not caught >> signal.SIGINT - 1 & 1, "a ^C just before it waits would not be noticed"
                 process.send_signal(signal.SIGINT)
                 said, _ = process.communicate(timeout=20)
     assert (process.returncode, said) == (-signal.SIGINT, b"")
