@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from gnatswarm.broker.access.certificate_names import is_name, names_of
 from gnatswarm.broker.advisory import Person
@@ -22,6 +22,7 @@ from gnatswarm.shards.boundary.rows import MOST_ROUTE_SUBS, RouteRow, Subscripti
 from gnatswarm.shards.boundary.utf8_text import utf8_text
 from gnatswarm.shards.clients.closed import wall_offset_us
 from gnatswarm.shards.gateway import words
+from gnatswarm.shards.gateway.remote import Address
 
 if TYPE_CHECKING:
     import asyncio
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from gnatswarm.broker.access.certificate_names import CertificateNames
     from gnatswarm.broker.exchange import Exchange
     from gnatswarm.broker.options import Cluster
-    from gnatswarm.shards.gateway.remote import Address
     from gnatswarm.shards.gateway.server_events import ServerEvents
     from gnatswarm.shards.gateway.words import ServerConnect, ServerInfo
     from gnatswarm.shards.sockets.reactor import Socket
@@ -134,7 +134,7 @@ class RouteSession:
         self.dialled = dialled
         self.is_configured = is_configured
         self.info: ServerInfo | None = None  # of the member, once it has come
-        self.raw_info: dict[str, Any] = {}
+        self.gossip = b""  # the line that tells other members of this one; b"": it takes no routes
         self._imports: dict[str, tuple[str, ...]] | None = None  # what the member says that it wants to be told, …
         self._exports: dict[str, tuple[str, ...]] | None = None  # … and that it tells; None: everything
         self.is_member = False  # it passes messages and is told interest
@@ -288,8 +288,10 @@ class RouteSession:
         if info.cluster and (why := self._owner.objection_to_name(info.cluster, self, is_dynamic=info.cluster_dynamic)):
             self.refuse(why, why)
             return
+        url = self._url(info)
         try:
-            self.raw_info = words.read_object(raw)
+            # (now: what cannot be written costs this connection alone)
+            self.gossip = words.gossip(raw, url) if url else b""
         except ValueError as error:
             self.refuse(str(error))
             return
@@ -312,6 +314,17 @@ class RouteSession:
         self.link.only_queues_as = info.server_id if info.only_queues else ""
         if not self._is_on_trial:
             self._owner.on_introduced(self)
+
+    @property
+    def url(self) -> str:
+        """Where this member takes routes; "": nowhere."""
+        return self._url(self.info) if self.info is not None else ""
+
+    def _url(self, info: ServerInfo) -> str:
+        """Where it takes routes: as it says, else the address that it has here; "": nowhere."""
+        if not info.port:
+            return ""
+        return info.ip or f"nats-route://{Address(self.host, info.port)}/"
 
     def join(self) -> bool:
         """Frames of the member count from now on. False: the connection is being closed."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from gnatswarm.broker.access.nkey import new_nonce
+from gnatswarm.broker.errors import CloseReason
 from gnatswarm.broker.info import advertised, cluster_name
 from gnatswarm.broker.permissions import Permissions
 from gnatswarm.broker.version import LANGUAGE, OWN_VERSION
@@ -567,11 +568,20 @@ class Routes:
         if self._members.get(server_id) is session:
             del self._members[server_id]
             if spares and not self._is_closed:
-                self._register(spares.pop())
+                self._promote(spares.pop())
             self._teller.changed()
             self._tell_leaf_nodes()
         if not spares:
             self._spares.pop(server_id, None)
+
+    def _promote(self, session: RouteSession) -> None:
+        """The spare connection of a member is its one now. As in the reactor, which is attending to another one, an error
+        of ours in what it said costs its connection and nothing else."""
+        try:
+            self._register(session)
+        except Exception:
+            logger.exception("%s - its connection is closed because of an error of ours", session)
+            session.close(CloseReason.PARSE_ERROR.text)
 
     def on_answered(self, session: RouteSession) -> None:
         """A member that was dialled knows this broker now, and has told its interest."""
@@ -586,17 +596,10 @@ class Routes:
 
     def _introduce(self, newcomer: RouteSession) -> None:
         """Tell the other members of this one, so that they dial it."""
-        info = newcomer.info
-        assert info is not None
-        url = _route_url(newcomer)
-        if not url or len(self._members) < 2:
-            return
-        told = {key: value for key, value in newcomer.raw_info.items() if key != "nonce"}
-        told["ip"] = url
-        line = words.line(b"INFO", told)
-        for server_id, session in self._members.items():
-            if server_id != info.server_id:
-                session.link.send(line)
+        if newcomer.gossip:
+            for session in self._members.values():
+                if session is not newcomer:
+                    session.link.send(newcomer.gossip)
 
     def on_gossip(self, session: RouteSession, info: ServerInfo) -> None:
         """A member told of another one: dial it, unless it is known."""
@@ -626,7 +629,7 @@ class Routes:
 
     def _route_addresses(self) -> list[str]:
         """Where the members take routes, for the next gateway. At first also those that this one was told of."""
-        addresses = {_dialable(_route_url(session)) for session in self._members.values()}
+        addresses = {_dialable(session.url) for session in self._members.values()}
         known = [] if self._is_settled else self._known_routes
         return sorted({*known, *(str(one) for one in addresses if one is not None)})[:MOST_DIALLED]
 
@@ -654,14 +657,6 @@ class Routes:
 
 def _nobody(_urls: list[str]) -> None:
     """There is no port for leaf nodes."""
-
-
-def _route_url(session: RouteSession) -> str:
-    """Where this member takes routes: as it says, else the address that it has here; "": nowhere."""
-    info = session.info
-    if info is None or not info.port:
-        return ""
-    return info.ip or f"nats-route://{_place(session.host, info.port)}/"
 
 
 def _dialable(url: str) -> Address | None:

@@ -11,6 +11,9 @@ from typing import Any
 import msgspec
 
 _MOST_NAME = 1024
+# Objects and lists within each other in an INFO that members are told: nats-server's have two. JSON of any depth that can
+# be read may be too deep to be written, or for the member that reads it.
+_MOST_NESTED = 8
 
 # Errors of msgspec for JSON of another server: wrong, not UTF-8, nested too deeply (also in keys that are skipped).
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -138,12 +141,28 @@ def read_info(raw: bytes) -> ServerInfo:
         raise ValueError(f"INFO cannot be read: {error}") from None
 
 
-def read_object(raw: bytes) -> dict[str, Any]:
-    """Every key of an INFO that read_info() has read: it skips unknown ones unseen. ValueError: one cannot be read."""
+def gossip(raw: bytes, url: str) -> bytes:
+    """The line that tells others of the member whose INFO read_info() has read, at this URL.
+
+    It has every key but the nonce, also those unknown here, which read_info() skips unseen. ValueError: one cannot be
+    read, or is nested too deeply.
+    """
     try:
-        return dict(msgspec.json.decode(raw))
+        content = dict(msgspec.json.decode(raw))
     except UNREADABLE as error:
         raise ValueError(f"INFO cannot be read: {error}") from None
+    if _is_nested(content, _MOST_NESTED):
+        raise ValueError(f"INFO cannot be read: nested more than {_MOST_NESTED} deep")
+    content.pop("nonce", None)
+    return line(b"INFO", content | {"ip": url})
+
+
+def _is_nested(value: object, most: int) -> bool:
+    """Whether there are more than so many objects and lists within each other."""
+    if not isinstance(value, dict | list):
+        return False
+    inner = value.values() if isinstance(value, dict) else value
+    return most == 0 or any(_is_nested(one, most - 1) for one in inner)
 
 
 _connect_decoder = msgspec.json.Decoder(ServerConnect)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from gnatswarm.broker.options import Cluster
+from gnatswarm.shards.gateway import words
 from gnatswarm.shards.gateway.remote import Address
 from gnatswarm.shards.gateway.routes import Dialled, Routes
 
@@ -33,6 +34,44 @@ def test_a_member_s_certificate_must_have_a_name_that_is_configured(
     )
     gate = Routes._gate(routes, Address(dialled, 6222))
     assert gate is not None and gate.server_hostname == name
+
+
+@pytest.mark.parametrize(("deep", "is_told"), [(6, True), (7, True), (8, False), (982, False), (100_000, False)])
+def test_members_are_told_of_a_newcomer_all_that_it_says_unless_it_is_nested_deeply(deep: int, *, is_told: bool) -> None:
+    """In JSON that can be read, but not written, a member once ended the gateway."""
+    nested = "[" * deep + "]" * deep
+    info = '{"server_id":"N","nonce":"n","x":%s}' % nested
+    if is_told:
+        told = f'INFO {{"server_id":"N","x":{nested},"ip":"nats-route://h:1/"}}\r\n'
+        assert words.gossip(info.encode(), "nats-route://h:1/") == told.encode()
+    else:
+        with pytest.raises(ValueError, match="INFO cannot be read"):
+            words.gossip(info.encode(), "nats-route://h:1/")
+
+
+def test_an_error_in_what_a_spare_connection_has_said_costs_that_connection_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    closed: list[str] = []
+    spare: Any = SimpleNamespace(info=SimpleNamespace(server_id="N"), close=closed.append)
+    present: Any = SimpleNamespace(info=spare.info)
+
+    def register(_session: Any) -> None:
+        raise RecursionError
+
+    routes: Any = SimpleNamespace(
+        _sessions=[present, spare],
+        _members={"N": present},
+        _spares={"N": [spare]},
+        _is_closed=False,
+        _register=register,
+        _teller=SimpleNamespace(changed=lambda: None),
+        _tell_leaf_nodes=lambda: None,
+    )
+    routes._promote = lambda session: Routes._promote(routes, session)
+    Routes.on_ended(routes, present, "Client Closed")
+    assert closed == ["Parse Error"] and "an error of ours" in caplog.text
+    assert not routes._members and not routes._spares and routes._sessions == [spare]
 
 
 NOBODY, CLOSED, LASTED = "nobody listens", "closed at once", "lasted"

@@ -641,6 +641,24 @@ async def test_who_never_says_who_it_is_does_not_stay(start: Start) -> None:
     assert "-ERR 'Authentication Timeout'" in await route.ended()
 
 
+async def test_a_member_that_says_what_cannot_be_told_to_others_is_refused(start: Start) -> None:
+    """JSON nested some 980 deep could be read, but not written: when such a connection took the place of its member's first
+    one, the gateway ended."""
+    here = start("gnatswarm-1", cluster_config("here"))
+    other = await RawRoute.dial(route_port(here), "other")
+    await other.talk()
+    first = await RawRoute.dial(route_port(here), "twice", port=7777)
+    await first.talk()
+    second = RawRoute(*await asyncio.open_connection("127.0.0.1", route_port(here)), "twice")
+    nested = "[" * 100 + "]" * 100
+    second.write(connect("twice") + hello("twice", port=7777)[:-3] + f', "x": {nested}}}\r\n')
+    await second.ended()
+    first.close()
+    await other.talk()  # it is still one
+    here.log.wait_line("INFO cannot be read: nested more than 8 deep")
+    other.close()
+
+
 async def test_so_many_unknown_connections_may_wait_and_members_have_room(start: Start) -> None:
     """A flood of connections that say nothing takes no more descriptors than so many."""
     # (so long that on a busy machine none of them is closed for its silence before the last one comes)
