@@ -613,6 +613,11 @@ cdef class ServerLink(Peer):
         self.close(CLOSE_PROTOCOL_VIOLATION)
         out_call(&self.out)
 
+    def drop(self):
+        """Close it at once; what is queued is not sent."""
+        self.close(CLOSE_CLIENT_CLOSED)
+        out_call(&self.out)
+
     def takes_headers(self, bint takes):
         """Whether messages with headers may be sent to it; without, headers are cut off."""
         self.out.takes_headers = takes

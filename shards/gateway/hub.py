@@ -134,6 +134,7 @@ class HubSession(LeafConnection):
         self._names = names
         self._user = ""
         self._is_gone = False
+        self._is_announced = False
 
     def __str__(self) -> str:
         address = f"[{self.host}]" if ":" in self.host else self.host
@@ -150,6 +151,17 @@ class HubSession(LeafConnection):
         """Begin: say who we are, and wait for CONNECT. With TLS it follows on this, or precedes it."""
         self.link.send(words.line(b"INFO", {**self._owner.info(self), "info_on_connect": True}))
         self._timer = self._loop.call_later(self._owner.login_timeout_s, self._give_up)
+
+    def announce(self) -> None:
+        """Tell the log of it, once."""
+        if not self._is_announced:
+            self._is_announced = True
+            logger.info("%s - Leafnode connection created", self)
+
+    def give_way(self) -> None:
+        """Close it, as it has not logged in, and too many have not."""
+        self._why = "it had not logged in"
+        self.link.drop()
 
     def _give_up(self) -> None:
         logger.error("%s - Authentication Timeout", self)
@@ -271,6 +283,7 @@ class HubSession(LeafConnection):
             self._refuse("maximum connections exceeded")
             return
         self.is_accepted = True
+        self.announce()
         if self._frames is not None:
             self._frames.allow(LARGEST_MAX_PAYLOAD_BYTES + FRAME_ROOM_BYTES)
         self.link.takes_headers(connect.headers and self._owner.takes_headers)
@@ -405,7 +418,8 @@ class HubSession(LeafConnection):
             who = f" - Remote: {self.connect.shown}" if self._owner.is_like_newer else ""
             self._tell_of_end(why)
         account = "" if self._owner.is_like_newer else f" account: {self.account}"
-        logger.info("%s - Leafnode connection closed: %s%s%s", self, why, account, who)
+        level = logging.INFO if self._is_announced else logging.DEBUG
+        logger.log(level, "%s - Leafnode connection closed: %s%s%s", self, why, account, who)
         self._owner.on_ended(self)
 
     # ---- TLS

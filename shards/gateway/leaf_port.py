@@ -19,6 +19,7 @@ from gnatswarm.broker.info import advertised
 from gnatswarm.shards.clients.passwords import Passwords
 from gnatswarm.shards.gateway.addresses import own_urls, websocket_urls
 from gnatswarm.shards.gateway.hub import HubSession
+from gnatswarm.shards.gateway.waiting import Waiting
 
 if TYPE_CHECKING:
     import asyncio
@@ -40,8 +41,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("gnatswarm.gateway")
 
 _EVERY_ADDRESS = ("", "0.0.0.0", "::")
-# Leaf nodes that have not logged in, of one port: each holds a descriptor for two seconds at most.
-MOST_WAITING = 256
 # A compressed WebSocket frame of a leaf node that has not logged in: CONNECT with a JWT, and the interest behind it.
 MOST_FIRST_FRAME_BYTES = 1024 * 1024
 
@@ -106,6 +105,7 @@ class LeafPort:
         self._verdicts = Verdicts()
         self.passwords = Passwords(self._verdicts)
         self.sessions: list[HubSession] = []
+        self._waiting = Waiting(loop, "leaf nodes")
         self.cluster_name = cluster_name
         self._members_urls: list[str] = []
         self._next_id = next_id
@@ -171,8 +171,6 @@ class LeafPort:
     def on_accept(self, fd: int, host: str, port: int) -> None:
         """Take over a new connection of the port."""
         session = self._new_session(fd, host, port)
-        if session is None:
-            return
         gate = self._gate
         if gate is None:
             session.socket = self._reactor.open(fd, session.link, session)
@@ -200,20 +198,15 @@ class LeafPort:
             socket.close(fd)
             return
         session = self._new_session(fd, leaf.host, leaf.port, frames, leaf.names)
-        if session is not None:
-            layered = LayeredSocket(Gate(timeout_s=0, frames=lambda _: frames), leaf.socket)
-            self._reactor.put(fd, session.link, session, leaf.socket, layered)
-            session.greet()
-            self.flush()
+        layered = LayeredSocket(Gate(timeout_s=0, frames=lambda _: frames), leaf.socket)
+        self._reactor.put(fd, session.link, session, leaf.socket, layered)
+        session.greet()
+        self.flush()
 
     def _new_session(
         self, fd: int, host: str, port: int, frames: Frames | None = None, names: CertificateNames | None = None
-    ) -> HubSession | None:
-        """The session of a new connection; None: there are too many, and it is closed."""
-        if sum(not session.is_accepted for session in self.sessions) >= MOST_WAITING:
-            logger.error("%s:%d - too many connections that have not logged in: closed", host, port)
-            socket.close(fd)
-            return None
+    ) -> HubSession:
+        """The session of a new connection."""
         session = HubSession(
             self._loop,
             self._exchange,
@@ -229,7 +222,9 @@ class LeafPort:
             ping_max=self.limits.ping_max,
         )
         self.sessions.append(session)
-        logger.info("%s - Leafnode connection created", session)
+        if not self._waiting.is_full:  # (of a crowd the log tells who logs in)
+            session.announce()
+        self._waiting.add(session)
         return session
 
     # ---- the cluster
@@ -307,6 +302,7 @@ class LeafPort:
 
     def on_accepted(self, session: HubSession) -> None:
         """It passes messages: older connections of the same leaf node end."""
+        self._waiting.remove(session)
         for other in list(self.sessions):
             if other is not session and other.is_accepted and other.is_replaced_by(session):
                 other.replace()
@@ -314,6 +310,7 @@ class LeafPort:
     def on_ended(self, session: HubSession) -> None:
         """The connection has ended."""
         self.sessions.remove(session)
+        self._waiting.remove(session)
 
 
 def _local_host(fd: int) -> str:

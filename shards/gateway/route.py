@@ -494,6 +494,11 @@ class RouteSession:
         """End it, for this reason."""
         self._end(why)
 
+    def give_way(self) -> None:
+        """Close it, as it has not said who it is, and too many have not."""
+        self._why = "it had not said who it is"
+        self.link.drop()
+
     def _end(self, why: str) -> None:
         self._why = self._why or why
         self.link.end()

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import socket
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -27,6 +26,7 @@ from gnatswarm.shards.gateway.addresses import own_urls, websocket_urls
 from gnatswarm.shards.gateway.cluster_teller import ClusterTeller
 from gnatswarm.shards.gateway.remote import TELL_EVERY, Address, address_of, connected
 from gnatswarm.shards.gateway.route import RouteSession
+from gnatswarm.shards.gateway.waiting import Waiting
 from gnatswarm.shards.sockets.gate import Gate
 
 if TYPE_CHECKING:
@@ -60,8 +60,6 @@ SETTLE_S = 3.0
 MOST_DIALLED = 64
 # connect_urls of one member.
 MOST_URLS = 64
-# Accepted connections that have not said who they are: each holds a descriptor for two seconds.
-MOST_WAITING = 256
 
 
 class Dialled(msgspec.Struct):
@@ -112,6 +110,7 @@ class Routes:
         self.name = cluster_name(options.cluster.name, identity.server_id)
         self.is_dynamic = not options.cluster.name
         self._sessions: list[RouteSession] = []
+        self._waiting = Waiting(loop, "members of the cluster")
         self._members: dict[str, RouteSession] = {}
         self._spares: dict[str, list[RouteSession]] = {}  # connections beside the member's one
         self._dialled: dict[tuple[str, int], Dialled] = {}
@@ -176,11 +175,7 @@ class Routes:
 
     def on_accept(self, fd: int, host: str, port: int) -> None:
         """Another server, or whoever it is, has connected to the cluster's port."""
-        if sum(session.is_unknown for session in self._sessions) >= MOST_WAITING:
-            logger.error("%s:%d - too many connections that have not said who they are: closed", host, port)
-            socket.close(fd)
-            return
-        self._open(fd, host, port, None, is_configured=False)
+        self._waiting.add(self._open(fd, host, port, None, is_configured=False))
 
     def reload(self, options: Options) -> None:
         """Apply new options: members that are not named any more are disconnected, if this broker dialled them."""
@@ -504,6 +499,7 @@ class Routes:
     def on_introduced(self, session: RouteSession) -> None:
         """A member's INFO has come: it is connected now, or had been already."""
         assert session.info is not None
+        self._waiting.remove(session)
         server_id = session.info.server_id
         present = self._members.get(server_id)
         if present is None:
@@ -559,6 +555,7 @@ class Routes:
     def on_ended(self, session: RouteSession, reason: str) -> None:
         """A connection has ended. If it was its member's one, and there is another, that is the one now."""
         self._sessions.remove(session)
+        self._waiting.remove(session)
         if session.info is None:
             return
         server_id = session.info.server_id
@@ -575,8 +572,10 @@ class Routes:
             self._spares.pop(server_id, None)
 
     def _promote(self, session: RouteSession) -> None:
-        """The spare connection of a member is its one now. As in the reactor, which is attending to another one, an error
-        of ours in what it said costs its connection and nothing else."""
+        """The spare connection of a member is its one now.
+
+        The reactor attends to the end of another one: so an error of ours in what this one said ends it here.
+        """
         try:
             self._register(session)
         except Exception:

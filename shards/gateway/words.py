@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 _MOST_NAME = 1024
-# Objects and lists within each other in an INFO that members are told: nats-server's have two. JSON of any depth that can
-# be read may be too deep to be written, or for the member that reads it.
+# Objects and lists within each other in an INFO that members are told: nats-server's have two. What is just not too
+# deep to be read may be too deep to be written, or for the member that reads it.
 _MOST_NESTED = 8
 
 # Errors of msgspec for JSON of another server: wrong, not UTF-8, nested too deeply (also in keys that are skipped).

@@ -37,10 +37,12 @@ def test_a_member_s_certificate_must_have_a_name_that_is_configured(
 
 
 @pytest.mark.parametrize(("deep", "is_told"), [(6, True), (7, True), (8, False), (982, False), (100_000, False)])
-def test_members_are_told_of_a_newcomer_all_that_it_says_unless_it_is_nested_deeply(deep: int, *, is_told: bool) -> None:
+def test_members_are_told_of_a_newcomer_all_that_it_says_unless_it_is_nested_deeply(
+    deep: int, *, is_told: bool
+) -> None:
     """In JSON that can be read, but not written, a member once ended the gateway."""
     nested = "[" * deep + "]" * deep
-    info = '{"server_id":"N","nonce":"n","x":%s}' % nested
+    info = f'{{"server_id":"N","nonce":"n","x":{nested}}}'
     if is_told:
         told = f'INFO {{"server_id":"N","x":{nested},"ip":"nats-route://h:1/"}}\r\n'
         assert words.gossip(info.encode(), "nats-route://h:1/") == told.encode()
@@ -61,6 +63,7 @@ def test_an_error_in_what_a_spare_connection_has_said_costs_that_connection_alon
 
     routes: Any = SimpleNamespace(
         _sessions=[present, spare],
+        _waiting=SimpleNamespace(remove=lambda _session: None),
         _members={"N": present},
         _spares={"N": [spare]},
         _is_closed=False,
