@@ -18,7 +18,7 @@ from gnatswarm.broker.outbuf cimport CLOSE_NONE, Blob, blob_release, out_mark_di
 from gnatswarm.broker.reroutes cimport CAME_IN, LINGERING, REFUSED, OriginLink
 from gnatswarm.broker.routewire cimport write_interest
 from gnatswarm.broker.rules cimport StreamImport
-from gnatswarm.broker.serverwire cimport DIALECT_LEAF, DIALECT_ROUTE, write_server_interest
+from gnatswarm.broker.serverwire cimport DIALECT_LEAF, DIALECT_ROUTE, MOST_ORIGIN_BYTES, write_server_interest
 from gnatswarm.broker.word cimport SLACK, hash_bytes, unlikely
 
 from libc.string cimport memchr, memcmp, memcpy
@@ -69,9 +69,10 @@ cdef enum:
 
 cdef bytes origin_of(PeerKind kind, str cluster):
     """The name of a leaf node's cluster in frames; b"": it has none, or none that fits there."""
-    if kind != PEER_LEAF or not cluster or any(one.isspace() for one in cluster):
+    if kind != PEER_LEAF or any(one.isspace() for one in cluster):
         return b""
-    return cluster.encode("utf-8", "surrogateescape")
+    origin = cluster.encode("utf-8", "surrogateescape")
+    return origin if len(origin) <= MOST_ORIGIN_BYTES else b""
 
 
 cdef bytes short_id(str server_id):

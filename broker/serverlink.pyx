@@ -19,9 +19,9 @@ from gnatswarm.broker.peer cimport HOLD_REST, HOLD_STALL
 from gnatswarm.broker.repeat cimport repeat_remember, repeat_run
 from gnatswarm.broker.reroutes cimport CAME_IN, REFUSED
 from gnatswarm.broker.serverwire cimport (
-    DIALECT_LEAF, DIALECT_ROUTE, MOST_SERVER_QUEUES, SERVER_CONNECT, SERVER_ERR, SERVER_IGNORED,
-    SERVER_INFO, SERVER_MORE, SERVER_MSG, SERVER_PING, SERVER_PONG, SERVER_SUB, SERVER_TOO_LONG, SERVER_UNSUB,
-    ServerOpKind, parse_server_op)
+    DIALECT_LEAF, DIALECT_ROUTE, MOST_SERVER_QUEUES, MOST_SERVER_WORD_BYTES, MOST_SERVER_WORDS_BYTES, SERVER_CONNECT,
+    SERVER_ERR, SERVER_IGNORED, SERVER_INFO, SERVER_MORE, SERVER_MSG, SERVER_PING, SERVER_PONG, SERVER_SUB,
+    SERVER_TOO_LONG, SERVER_UNSUB, ServerOpKind, parse_server_op)
 from gnatswarm.broker.subject cimport SUBJECT_BAD, SUBJECT_LITERAL, subject_kind
 from gnatswarm.broker.word cimport SLACK, hash_bytes, likely, unlikely
 
@@ -236,8 +236,11 @@ cdef class ServerLink(Peer):
         if sublist is None:
             self.session.on_unknown_account(op.account.at[:op.account.size])
             return 0
-        if subject_kind(at, size) == SUBJECT_BAD or size > 65000:
+        if subject_kind(at, size) == SUBJECT_BAD or size > MOST_SERVER_WORD_BYTES:
             self.session.on_refused("bad subject", op.subject.at[:min(op.subject.size, 200)])
+            return 0
+        if op.n_queues and op.queues[0].size > MOST_SERVER_WORD_BYTES:
+            self.session.on_refused("bad queue group", op.queues[0].at[:200])
             return 0
         if is_loop_subject(at, size) and op.subject.at[:op.subject.size] == self.loop_subject:
             self.session.on_loop(wanted)
@@ -362,6 +365,10 @@ cdef class ServerLink(Peer):
         if data[total - 2] != c'\r' or data[total - 1] != c'\n':
             self.broken("a payload without its end")
             return size
+        if unlikely(op.line_size > MOST_SERVER_WORDS_BYTES) \
+                and op.line_size - (op.subject.at - data) > MOST_SERVER_WORDS_BYTES:
+            self.session.on_refused("too long to be passed on", op.subject.at[:min(op.subject.size, 200)])
+            return total
         sublist = self.sublist_of(op)
         if sublist is None:
             self.session.on_unknown_account(op.account.at[:op.account.size])

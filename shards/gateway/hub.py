@@ -51,6 +51,9 @@ LEAFNODE_WS = "LEAFNODE_WS"
 _MOST_DENIED = 1024
 CLIENT_AT_PORT = "attempted to connect to leaf node port"
 SAME_CLUSTER = "remote leafnode has same cluster name"
+# Its cluster's name stands in frames to members of our cluster (broker.serverwire.MOST_ORIGIN_BYTES).
+MOST_CLUSTER_NAME_BYTES = 1024
+LONG_CLUSTER_NAME = f"remote leafnode has a cluster name of more than {MOST_CLUSTER_NAME_BYTES} bytes"
 # What nats-server calls the end of a connection, to which it has said this.
 _REASONS = {CLIENT_AT_PORT: "Incorrect Port", SAME_CLUSTER: "Cluster Names Identical"}
 # As nats-server, which counts them apart from clients but says the same.
@@ -199,6 +202,8 @@ class HubSession(LeafConnection):
             return f"Rejecting connection from gateway {quoted(connect.gateway)} on the leafnode port"
         if connect.cluster and connect.cluster == self._owner.cluster_name():
             return SAME_CLUSTER
+        if len((connect.cluster or connect.name).encode()) > MOST_CLUSTER_NAME_BYTES:
+            return LONG_CLUSTER_NAME
         least = self._owner.min_version
         if least and not words.is_at_least(connect.version, least):
             return f'connection rejected since minimum version required is "{least}"'

@@ -291,11 +291,12 @@ class RouteSession:
         url = self._url(info)
         try:
             # (now: what cannot be written costs this connection alone)
-            self.gossip = words.gossip(raw, url) if url else b""
+            told = words.gossip(raw, url)
         except ValueError as error:
             self.refuse(str(error))
             return
         self.info = info
+        self.gossip = told if url else b""
         self.introduced_s = self._loop.time()
         if self.dialled is not None:
             if self._owner.is_known(info.server_id):

@@ -14,6 +14,8 @@ _MOST_NAME = 1024
 # Objects and lists within each other in an INFO that members are told: nats-server's have two. What is just not too
 # deep to be read may be too deep to be written, or for the member that reads it.
 _MOST_NESTED = 8
+# A line that members are told: no more than broker.serverlink reads.
+_MOST_GOSSIP_BYTES = 131072
 
 # Errors of msgspec for JSON of another server: wrong, not UTF-8, nested too deeply (also in keys that are skipped).
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -154,7 +156,10 @@ def gossip(raw: bytes, url: str) -> bytes:
     if _is_nested(content, _MOST_NESTED):
         raise ValueError(f"INFO cannot be read: nested more than {_MOST_NESTED} deep")
     content.pop("nonce", None)
-    return line(b"INFO", content | {"ip": url})
+    told = line(b"INFO", content | {"ip": url})
+    if len(told) > _MOST_GOSSIP_BYTES:
+        raise ValueError(f"INFO cannot be passed on: it has more than {_MOST_GOSSIP_BYTES} bytes")
+    return told
 
 
 def _is_nested(value: object, most: int) -> bool:

@@ -10,6 +10,7 @@ import pytest
 from gnatswarm.broker.options import Permissions as PermissionOptions
 from gnatswarm.broker.permissions import Permissions
 from gnatswarm.broker.reply_prefixes import ReplyPrefixes
+from gnatswarm.broker.serverwire import parse_server
 from gnatswarm.shards.boundary.control import GATEWAY_NUMBER
 from tests.support.engine import QUIET
 from tests.support.members import Members, RouteEnd
@@ -438,6 +439,56 @@ def test_what_a_leaf_node_publishes_names_its_cluster_to_members_but_not_for_gro
     assert bytes(route.socket.sent[begin:]) == b"LMSG east $G a | q 0 1\r\ny\r\nLMSG east $G a 0 1\r\nz\r\n"
     for end in (route, leaf):
         end.link.leave()
+    cluster.close()
+
+
+@pytest.mark.parametrize("words", [b"", b"a ", b"a | ", b"a + r "], ids=["subject", "reply", "group", "another group"])
+@pytest.mark.parametrize("cluster_bytes", [1024, 1025])
+def test_what_a_leaf_node_says_is_passed_on_only_where_it_can_be_read(words: bytes, cluster_bytes: int):
+    """A longer line, with the cluster's name or the account in front of it, once ended the route on which it went."""
+    cluster = Members(1, fenced=False)
+    for client in cluster.members[0].clients:
+        client.feed(b"SUB > 1\r\n")
+    route = server(cluster, "route", b"RS+ $G >")
+    leaf = server(cluster, "leaf", of="e" * cluster_bytes)
+    refused: list[str] = []
+    leaf.on_refused = lambda why, _subject: refused.append(why)  # type: ignore[method-assign]
+    begin = len(route.socket.sent)
+    longest = words + b"x" * (196_608 - len(words + b" 2\r\n"))
+    for more in (b"", b"x", b"x" * 32_700):
+        assert not refused
+        leaf.engine.probe.feed(leaf.socket, b"LMSG " + longest + more + b" 2\r\nhi\r\n")
+        cluster.settle()
+        frame = bytes(route.socket.sent[begin:])
+        if more:
+            assert refused.pop() == "too long to be passed on" and not frame
+        else:
+            found = parse_server(frame, is_route=True)
+            assert found["op"] == "MSG" and len(found.get("origin", b"")) == (1024 if cluster_bytes == 1024 else 0)
+        begin = len(route.socket.sent)
+    assert [len(client.messages()) for client in cluster.members[0].clients] == [1] * 4
+    for end in (route, leaf):
+        end.link.leave()
+    cluster.close()
+
+
+@pytest.mark.parametrize("size", [65_000, 65_001, 65_536, 70_000])
+def test_a_group_whose_name_is_too_long_for_the_engine_is_refused(size: int):
+    """The size of a name is 16 bits wide: a longer one was cut, and its members stayed when their connection ended."""
+    cluster = Members(1, fenced=False)
+    client = cluster.members[0].clients[0]
+    leaf = server(cluster, "leaf")
+    refused: list[tuple[str, bytes]] = []
+    leaf.on_refused = lambda *what: refused.append(what)  # type: ignore[method-assign]
+    name = b"q" * size
+    leaf.engine.probe.feed(leaf.socket, b"LS+ s %b 1\r\n" % name)
+    cluster.settle()
+    assert refused == ([("bad queue group", name[:200])] if size > 65_000 else [])
+    begin = len(leaf.socket.sent)
+    client.feed(b"PUB s 1\r\nx\r\n")
+    cluster.settle()
+    assert bytes(leaf.socket.sent[begin:]) == (b"" if refused else b"LMSG s | %b 1\r\nx\r\n" % name)
+    leaf.link.leave()
     cluster.close()
 
 

@@ -51,6 +51,13 @@ def test_members_are_told_of_a_newcomer_all_that_it_says_unless_it_is_nested_dee
             words.gossip(info.encode(), "nats-route://h:1/")
 
 
+def test_members_are_told_of_no_newcomer_that_says_more_than_they_read() -> None:
+    longest = 131072 - len('INFO {"x":"","ip":"u"}\r\n')
+    assert len(words.gossip(b'{"x":"%b"}' % (b"x" * longest), "u")) == 131072
+    with pytest.raises(ValueError, match="INFO cannot be passed on"):
+        words.gossip(b'{"x":"%b"}' % (b"x" * (longest + 1)), "u")
+
+
 def test_an_error_in_what_a_spare_connection_has_said_costs_that_connection_alone(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -285,6 +285,8 @@ REFUSED: list[tuple[str, dict[str, Any] | None, bytes, bytes, str]] = [
     ("no credentials", {"name": "x"}, b"", b"Authorization Violation", 'authentication error - User ""'),
     ("wrong password", {"user": "a", "pass": "w"}, b"", b"Authorization Violation", 'authentication error - User "a"'),
     ("unknown user", {"user": "u", "pass": "p"}, b"", b"Authorization Violation", 'authentication error - User "u"'),
+    ("a long cluster", SOME | {"cluster": 513 * "é"}, b"", b"remote leafnode has a cluster name of more", "more than"),
+    ("a long name", SOME | {"name": 1025 * "e"}, b"", b"remote leafnode has a cluster name of more", "more than"),
     ("HTTP", None, b"GET / HTTP/1.1\r\n\r\n", b"Authorization Violation", 'authentication error - User ""'),
     ("interest first", None, b"LS+ a\r\n", b"Authorization Violation", 'authentication error - User ""'),
     ("message first", None, b"LMSG a 2\r\nhi\r\n", b"Authorization Violation", 'authentication error - User ""'),
