@@ -13,7 +13,7 @@ import os
 import random
 import socket
 import ssl
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 import msgspec
@@ -24,7 +24,7 @@ from gnatswarm.shards.gateway.leaf import LeafSession
 from gnatswarm.shards.sockets.gate import Gate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from gnatswarm.broker.exchange import Exchange
     from gnatswarm.broker.options import LeafRemote, Options
@@ -73,16 +73,29 @@ def address_of(url: str, default_port: int) -> Address:
     return Address(parts.hostname, port, login, parts.scheme in ("tls", "wss"), is_websocket, path)
 
 
-async def connected(loop: asyncio.AbstractEventLoop, address: Address, timeout_s: float) -> socket.socket:
-    """A connection to this address: of a name with several addresses, the first that answers.
+# What getaddrinfo() says of one address of a name: family, kind, protocol, name, and where it is.
+Place = tuple[int, int, int, str, tuple[Any, ...]]
 
-    OSError, in the words of nats-server's log.
+
+async def places_of(loop: asyncio.AbstractEventLoop, address: Address, timeout_s: float) -> list[Place]:
+    """All addresses of a name, in random order, as nats-server dials them. OSError.
+
+    In the system's order each of several hosts with one name has itself first, and one that does not serve would be
+    dialled again and again.
     """
     found = await asyncio.wait_for(
         loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM), timeout=max(timeout_s, 5.0)
     )
-    last: OSError = OSError(f"{address.host} has no address")
-    for family, kind, protocol, _name, where in found:
+    random.shuffle(found)
+    return list(found)
+
+
+async def connected(
+    loop: asyncio.AbstractEventLoop, places: Sequence[Place], timeout_s: float
+) -> tuple[socket.socket, tuple[Any, ...]]:
+    """A connection to the first of these that answers, and where that is. OSError, in nats-server's words."""
+    last: OSError = OSError("the name has no address")
+    for family, kind, protocol, _name, where in places:
         sock = socket.socket(family, kind | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC, protocol)
         dial = f"dial tcp {Address(str(where[0]), int(where[1]))}"
         try:
@@ -99,7 +112,7 @@ async def connected(loop: asyncio.AbstractEventLoop, address: Address, timeout_s
         else:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
-            return sock
+            return sock, where
     raise last
 
 
@@ -220,7 +233,8 @@ class Remote:
 
     async def _connect(self, address: Address) -> None:
         """Connect, and return when that connection has ended."""
-        sock = await connected(self._loop, address, self.remote.dial_timeout_s)
+        timeout_s = self.remote.dial_timeout_s
+        sock, _where = await connected(self._loop, await places_of(self._loop, address, timeout_s), timeout_s)
         if address.websocket:
             try:
                 gate = self._gate(address, is_wanted=False)

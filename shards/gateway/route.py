@@ -153,7 +153,7 @@ class RouteSession:
         self._names: CertificateNames | None = None  # of its certificate, where that says who it is
         self._is_on_trial = False  # logged in, and the member has not said that it takes it
         self._timer = loop.call_later(min(FIRST_PING_S, self._ping_interval_s), self._ping)
-        self._login_timer = None if dialled is not None else self._login_deadline()
+        self._login_timer = loop.call_later(self._login_timeout_s, self._too_late)
         self.over: asyncio.Future[None] = loop.create_future()
         self.link = ServerLink(exchange, self, is_route=True)
         self.socket: Socket | None = None  # None: it is encrypted
@@ -163,12 +163,11 @@ class RouteSession:
         return f"{host}:{self.port} - rid:{self.rid}"
 
     @property
-    def is_unknown(self) -> bool:
-        """Whether it was accepted, and has not said who it is."""
-        return self.dialled is None and self.info is None
-
-    def _login_deadline(self) -> asyncio.TimerHandle:
-        return self._loop.call_later(self._owner.cluster.auth_timeout_s, self._too_late)
+    def _login_timeout_s(self) -> float:
+        """How long the other end may take to say who it is, where it was dialled also to encrypt."""
+        cluster = self._owner.cluster
+        is_encrypted = self.dialled is not None and cluster.tls.is_on
+        return cluster.auth_timeout_s + (cluster.tls.timeout_s if is_encrypted else 0.0)
 
     # ---- handshake
 
@@ -249,9 +248,13 @@ class RouteSession:
         return all(right)
 
     def _too_late(self) -> None:
-        if self.is_unknown:
+        if self.info is not None:
+            return
+        if self.dialled is None:
             self.refuse("Authentication Timeout", "Authentication Timeout")
-            self._owner.flush()
+        else:
+            self.refuse(f"no INFO within {self._login_timeout_s:g} s")
+        self._owner.flush()
 
     def on_info(self, raw: bytes) -> None:
         """Who the member is; later, what is new of it, or of others."""
@@ -408,8 +411,7 @@ class RouteSession:
     def on_closed(self, reason: int) -> None:
         """The connection has ended."""
         self._timer.cancel()
-        if self._login_timer is not None:
-            self._login_timer.cancel()
+        self._login_timer.cancel()
         self.link.leave()
         why = self._why or CloseReason(reason).text
         self.is_member = False

@@ -24,7 +24,7 @@ from gnatswarm.shards.boundary.control import ClusterNews
 from gnatswarm.shards.gateway import words
 from gnatswarm.shards.gateway.addresses import own_urls, websocket_urls
 from gnatswarm.shards.gateway.cluster_teller import ClusterTeller
-from gnatswarm.shards.gateway.remote import TELL_EVERY, Address, address_of, connected
+from gnatswarm.shards.gateway.remote import TELL_EVERY, Address, address_of, connected, places_of
 from gnatswarm.shards.gateway.route import RouteSession
 from gnatswarm.shards.gateway.waiting import Waiting
 from gnatswarm.shards.sockets.gate import Gate
@@ -70,6 +70,7 @@ class Dialled(msgspec.Struct):
     task: asyncio.Task[None] | None = None
     session: RouteSession | None = None
     server_id: str = ""  # of who answered there last
+    is_self: bool = False  # all its addresses are this broker's own
 
 
 class Routes:
@@ -115,6 +116,7 @@ class Routes:
         self._spares: dict[str, list[RouteSession]] = {}  # connections beside the member's one
         self._dialled: dict[tuple[str, int], Dialled] = {}
         self._untried: set[tuple[str, int]] = set()  # configured ones that have not answered yet, nor failed to
+        self._own_places: set[tuple[Any, ...]] = set()  # addresses at which this broker has reached itself
         self._own_urls: tuple[list[str], list[str]] = ([], [])
         self._had_members = False
         self.leaf_url = ""  # where leaf nodes connect to this broker; "": members are not told
@@ -295,10 +297,13 @@ class Routes:
                 continue
             attempts += 1
             session = await self._dial_once(dialled, attempts)
+            if session is not None and session.is_self:
+                attempts -= 1
+                continue  # to another address of that name, if there is one
             self._has_tried(dialled.address)
+            if dialled.is_self:
+                break
             if session is not None:
-                if session.is_self:
-                    break
                 if session.was_member or session.is_duplicate:
                     attempts = 0
                 if session.info is not None:
@@ -320,7 +325,12 @@ class Routes:
     async def _dial_once(self, dialled: Dialled, attempt: int) -> RouteSession | None:
         """Returns the connection when it has ended; None: there was none."""
         try:
-            sock = await connected(self._loop, dialled.address, CONNECT_S)
+            found = await places_of(self._loop, dialled.address, CONNECT_S)
+            places = [one for one in found if one[-1] not in self._own_places]
+            dialled.is_self = bool(found) and not places
+            if dialled.is_self:
+                return None
+            sock, where = await connected(self._loop, places, CONNECT_S)
         except (OSError, UnicodeError) as error:
             self._failed(dialled.address, attempt, str(error) or type(error).__name__)
             return None
@@ -336,6 +346,8 @@ class Routes:
         self.flush()
         await asyncio.wait([session.over])
         dialled.session = None
+        if session.is_self:
+            self._own_places.add(where)
         if not session.was_member and not session.is_quiet and not session.is_self:
             self._failed(dialled.address, attempt, session.reason or "it closed the connection")
         return session
@@ -588,7 +600,7 @@ class Routes:
         self._has_tried(session.dialled)
 
     def on_self(self, session: RouteSession) -> None:
-        """The broker has dialled itself; it does so no more."""
+        """The broker has dialled itself; it does so no more at this address."""
         logger.debug("%s - this broker itself listens there: it is not dialled again", session)
 
     # ---- gossip

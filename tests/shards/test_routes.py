@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from gnatswarm.broker.options import Cluster
+from gnatswarm.shards.gateway import routes as routes_module
 from gnatswarm.shards.gateway import words
-from gnatswarm.shards.gateway.remote import Address
+from gnatswarm.shards.gateway.remote import Address, places_of
 from gnatswarm.shards.gateway.routes import Dialled, Routes
 
 
@@ -128,3 +129,70 @@ async def test_a_member_is_dialled_again_as_nats_server_does(
     with pytest.raises(asyncio.CancelledError):
         await Routes._keep_dialling(routes, Dialled(Address("one.example", 6222), is_configured=True))
     assert found == pauses
+
+
+@pytest.mark.parametrize(
+    ("hosts", "dialled"),
+    [
+        (["own", "far"], ["own", "far"]),
+        (["own", "also own", "far"], ["own", "also own", "far"]),
+        (["own"], ["own"]),
+        (["own", "also own"], ["own", "also own"]),
+    ],
+)
+async def test_a_name_that_is_also_this_broker_s_is_dialled_at_its_other_addresses(
+    monkeypatch: pytest.MonkeyPatch, hosts: list[str], dialled: list[str]
+) -> None:
+    """All members may have one name, in whose addresses each finds itself; a name that is its own alone is left."""
+    found: list[str] = []
+    tried: list[Address] = []
+
+    async def places(*_: Any) -> list[Any]:
+        return [(0, 0, 0, "", (host, 6222)) for host in hosts]
+
+    async def connect(_loop: Any, left: list[Any], _timeout_s: float) -> tuple[Any, Any]:
+        where = left[0][-1]
+        return SimpleNamespace(getpeername=lambda: where, detach=lambda: 0), where
+
+    def opened(_fd: int, host: str, *_: Any, **__: Any) -> Any:
+        found.append(host)
+        assert not tried  # nobody is told that there are no members before the last address was tried
+        over = asyncio.get_running_loop().create_future()
+        over.set_result(None)
+        if host == "far":
+            raise asyncio.CancelledError
+        return SimpleNamespace(is_self=True, is_quiet=True, was_member=False, over=over)
+
+    monkeypatch.setattr(routes_module, "places_of", places)
+    monkeypatch.setattr(routes_module, "connected", connect)
+    address = Address("members.example", 6222)
+    routes: Any = SimpleNamespace(
+        cluster=Cluster(),
+        _loop=None,
+        _members={},
+        _own_places=set(),
+        _dialled={},
+        _has_tried=tried.append,
+        _open=opened,
+    )
+    routes.flush = lambda: None
+    routes._dial_once = lambda *words: Routes._dial_once(routes, *words)
+    dialling = Routes._keep_dialling(routes, Dialled(address, is_configured=True))
+    if "far" in hosts:
+        with pytest.raises(asyncio.CancelledError):
+            await dialling
+    else:
+        await dialling
+        assert tried == [address]
+    assert found == dialled
+
+
+async def test_the_addresses_of_a_name_are_dialled_in_random_order() -> None:
+    """Members and hubs: so one that takes connections and says nothing is not always the first."""
+
+    async def getaddrinfo(_host: str, port: int, **_: Any) -> list[Any]:
+        return [(0, 0, 0, "", (host, port)) for host in ("one", "two")]
+
+    loop: Any = SimpleNamespace(getaddrinfo=getaddrinfo)
+    firsts = [(await places_of(loop, Address("hubs.example", 7422), 1.0))[0][-1] for _ in range(200)]
+    assert set(firsts) == {("one", 7422), ("two", 7422)}

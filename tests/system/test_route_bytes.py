@@ -663,6 +663,20 @@ async def test_a_member_that_says_what_cannot_be_told_to_others_is_refused(start
     other.close()
 
 
+async def test_a_member_that_is_dialled_and_says_nothing_is_dialled_again(start: Start) -> None:
+    """It has as long to say who it is as one that dials; another address of its name may be tried then."""
+    came: asyncio.Queue[asyncio.StreamReader] = asyncio.Queue()
+    silent = await asyncio.start_server(lambda reader, _: came.put_nowait(reader), "127.0.0.1", 0)
+    at = silent.sockets[0].getsockname()[1]
+    here = start("gnatswarm-1", cluster_config("here", routes=(at,), inner="authorization { timeout: 0.5 }"))
+    async with asyncio.timeout(DEADLINE_S):
+        first = await came.get()
+        assert await first.read() == b""
+        await came.get()
+    assert f"Error trying to connect to route 127.0.0.1:{at} (attempt 1): no INFO within 0.5 s" in here.log.text
+    silent.close()
+
+
 async def test_so_many_unknown_connections_may_wait_and_members_come_in_beside_them(start: Start) -> None:
     """A flood of connections that say nothing takes no more descriptors than so many, and fills no log."""
     # (so long that on a busy machine none of them is closed for its silence before the last one comes)
