@@ -36,6 +36,7 @@ cdef class ServerLink(Peer):
     cdef uint32_t max_payload_bytes      # of a message that it may send
     cdef bint follows_imports            # its messages go on to other accounts, as a client's do
     cdef readonly bint is_silent         # nothing may be sent any more, PONG included
+    cdef public bint must_authenticate   # it was accepted, and has not logged in: nothing but CONNECT is carried out
     cdef public bint is_spare            # a second connection to its server: its first interest makes it the one
     cdef uint32_t second_choice          # added to its members of queue groups: SECOND_CHOICE, or 0 of a route
     cdef bytes origin                    # of a leaf node: the name of its cluster, for members of ours; b"": none

@@ -15,13 +15,13 @@ from gnatswarm.broker.outbuf cimport (
     CLOSE_CLIENT_CLOSED, CLOSE_MAXIMUM_PAYLOAD_EXCEEDED, CLOSE_NONE, CLOSE_PARSE_ERROR, CLOSE_PROTOCOL_VIOLATION,
     iovec, out_append, out_call, out_init, out_pending, out_release)
 from gnatswarm.broker.parser cimport Token
-from gnatswarm.broker.peer cimport HOLD_REST, HOLD_STALL
+from gnatswarm.broker.peer cimport HOLD_LOGIN, HOLD_REST, HOLD_STALL
 from gnatswarm.broker.repeat cimport repeat_remember, repeat_run
 from gnatswarm.broker.reroutes cimport CAME_IN, REFUSED
 from gnatswarm.broker.serverwire cimport (
-    DIALECT_LEAF, DIALECT_ROUTE, MOST_SERVER_QUEUES, MOST_SERVER_WORD_BYTES, MOST_SERVER_WORDS_BYTES, SERVER_CONNECT,
-    SERVER_ERR, SERVER_IGNORED, SERVER_INFO, SERVER_MORE, SERVER_MSG, SERVER_PING, SERVER_PONG, SERVER_SUB,
-    SERVER_TOO_LONG, SERVER_UNSUB, ServerOpKind, parse_server_op)
+    DIALECT_LEAF, DIALECT_ROUTE, MOST_SERVER_QUEUES, MOST_SERVER_WORD_BYTES, MOST_SERVER_WORDS_BYTES, SERVER_BAD,
+    SERVER_CONNECT, SERVER_ERR, SERVER_IGNORED, SERVER_INFO, SERVER_MORE, SERVER_MSG, SERVER_PING, SERVER_PONG,
+    SERVER_SUB, SERVER_TOO_LONG, SERVER_UNSUB, ServerOpKind, parse_server_op)
 from gnatswarm.broker.subject cimport SUBJECT_BAD, SUBJECT_LITERAL, subject_kind
 from gnatswarm.broker.word cimport SLACK, hash_bytes, likely, unlikely
 
@@ -161,6 +161,10 @@ cdef class ServerLink(Peer):
         if kind == SERVER_MORE:
             return 0
         self.in_lines += 1
+        if unlikely(self.must_authenticate) and kind != SERVER_CONNECT and kind != SERVER_TOO_LONG \
+                and kind != SERVER_BAD:
+            self.session.on_early()
+            return size
         if kind == SERVER_MSG:
             if unlikely(self.slot < 0):
                 self.session.on_early()
@@ -603,6 +607,14 @@ cdef class ServerLink(Peer):
     def has_rested(self):
         """Read on, after Exchange.rest_with()'s call."""
         self.release(HOLD_REST)
+
+    def hold_login(self):
+        """Its CONNECT is being checked: carry out nothing until log_in_decided()."""
+        self.holds |= HOLD_LOGIN
+
+    def log_in_decided(self):
+        """Resume after hold_login()."""
+        self.release(HOLD_LOGIN)
 
     def ping(self):
         """Send PING, unless nothing may be sent; the session is told of its PONG."""

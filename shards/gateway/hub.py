@@ -124,6 +124,7 @@ class HubSession(LeafConnection):
         ping_max: int,
     ) -> None:
         super().__init__(loop, exchange, owner, ping_interval_s=ping_interval_s, ping_max=ping_max)
+        self.link.must_authenticate = True
         self._owner = owner
         self._frames = frames  # it came by WebSocket
         self.lid = lid
@@ -229,7 +230,9 @@ class HubSession(LeafConnection):
         outcome = self._owner.authenticator.examine(given, self.nonce, LEAFNODE_WS if self.is_websocket else LEAFNODE)
         if not isinstance(outcome, HashedPassword):
             self._log_in(outcome)
-        elif not self._owner.passwords.ask(outcome, self):
+        elif self._owner.passwords.ask(outcome, self):
+            self.link.hold_login()
+        else:
             self._give_up()
 
     @property
@@ -245,6 +248,7 @@ class HubSession(LeafConnection):
             self._log_in(question.admission)
         else:
             self._refuse_login()
+        self.link.log_in_decided()
         self._owner.flush()
 
     def _refuse_login(self) -> None:
@@ -288,6 +292,7 @@ class HubSession(LeafConnection):
             self._refuse("maximum connections exceeded")
             return
         self.is_accepted = True
+        self.link.must_authenticate = False
         self.announce()
         if self._frames is not None:
             self._frames.allow(LARGEST_MAX_PAYLOAD_BYTES + FRAME_ROOM_BYTES)
@@ -378,9 +383,7 @@ class HubSession(LeafConnection):
     # ---- from the engine
 
     def on_info(self, raw: bytes) -> None:
-        """A leaf node's INFO says nothing that is used here; but CONNECT comes first."""
-        if self.connect is None:
-            self.on_early()
+        """A leaf node's INFO says nothing that is used here."""
 
     def on_error(self, raw: bytes) -> None:
         """The leaf node has refused something; where that ends the connection it closes it."""
@@ -390,8 +393,7 @@ class HubSession(LeafConnection):
 
     def on_early(self) -> None:
         """Something else than CONNECT came first."""
-        if not self.is_accepted:
-            self._refuse_login()
+        self._refuse_login()
 
     def on_refused(self, why: str, subject: bytes) -> None:
         """The leaf node did what it may not."""

@@ -144,7 +144,6 @@ class RouteSession:
         self.rtt_us = 0
         self.opened_us = time.monotonic_ns() // 1000
         self.introduced_s = 0.0  # when its INFO had come, by the loop's clock
-        self._has_connected = dialled is not None  # its CONNECT was accepted
         self._pinged_ns = 0
         self._pings_out = 0
         self._why = ""
@@ -156,6 +155,7 @@ class RouteSession:
         self._login_timer = loop.call_later(self._login_timeout_s, self._too_late)
         self.over: asyncio.Future[None] = loop.create_future()
         self.link = ServerLink(exchange, self, is_route=True)
+        self.link.must_authenticate = dialled is None
         self.socket: Socket | None = None  # None: it is encrypted
 
     def __str__(self) -> str:
@@ -219,7 +219,7 @@ class RouteSession:
         elif why := self._owner.objection_to_name(said.cluster, self, is_dynamic=said.cluster_dynamic):
             self.refuse(why, why)
         else:
-            self._has_connected = True
+            self.link.must_authenticate = False
 
     def _refuse_login(self, said: ServerConnect | None = None) -> None:
         user = said.user if said is not None else ""
@@ -263,9 +263,7 @@ class RouteSession:
         except ValueError as error:
             self.refuse(str(error))
             return
-        if not self._has_connected:
-            self._refuse_login()
-        elif self.info is None:
+        if self.info is None:
             self._introduced(info, raw)
         elif info.server_id == self.info.server_id:
             self._show_permissions(info)
@@ -378,8 +376,8 @@ class RouteSession:
             self._owner.on_answered(self)
 
     def on_early(self) -> None:
-        """Interest or a message, and the member has not joined: after its CONNECT that counts."""
-        if not self._has_connected or self.dialled is not None:
+        """Anything before its CONNECT; interest or a message behind that, which counts before it has joined."""
+        if self.link.must_authenticate or self.dialled is not None:
             self._refuse_login()
         else:
             self.join()
@@ -401,7 +399,7 @@ class RouteSession:
 
     def on_broken(self, why: str) -> None:
         """Bytes that are no frame; the link is being closed."""
-        if not self._has_connected and (self._owner.is_like_newer or self._owner.cluster.user):
+        if self.link.must_authenticate and (self._owner.is_like_newer or self._owner.cluster.user):
             self._refuse_login()  # (nats-server 2.9 reads on where everybody may connect)
             return
         self._why = self._why or CloseReason.PROTOCOL_VIOLATION.text

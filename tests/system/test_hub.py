@@ -16,6 +16,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
+import bcrypt
 import pytest
 
 from gnatswarm.shards.gateway.leaf import LASTED_S
@@ -290,6 +291,10 @@ REFUSED: list[tuple[str, dict[str, Any] | None, bytes, bytes, str]] = [
     ("HTTP", None, b"GET / HTTP/1.1\r\n\r\n", b"Authorization Violation", 'authentication error - User ""'),
     ("interest first", None, b"LS+ a\r\n", b"Authorization Violation", 'authentication error - User ""'),
     ("message first", None, b"LMSG a 2\r\nhi\r\n", b"Authorization Violation", 'authentication error - User ""'),
+    ("PING first", None, b"PING\r\n", b"Authorization Violation", 'authentication error - User ""'),
+    ("PONG first", None, b"PONG\r\n", b"Authorization Violation", 'authentication error - User ""'),
+    ("INFO first", None, b"INFO {}\r\n", b"Authorization Violation", 'authentication error - User ""'),
+    ("an error first", None, b"-ERR 'x'\r\n", b"Authorization Violation", 'authentication error - User ""'),
     ("no JSON", None, b"CONNECT {]\r\n", b"", "CONNECT cannot be read"),
     ("deep JSON", None, b'CONNECT {"x":' + b"[" * 20_000 + b"\r\n", b"", "CONNECT cannot be read"),
     ("a long line", None, b"CONNECT " + b"x" * 300_000, b"Authorization Violation", "authentication error"),
@@ -325,6 +330,22 @@ async def test_what_a_leaf_node_may_not_say_ends_its_connection_with_a_reason(tr
     assert await payloads(client, 1) == [b""]
     text = tree.hub.log.text
     assert "Traceback" not in text and not [line for line in text.splitlines() if "Gateway" in line and "exit" in line]
+
+
+async def test_what_a_leaf_node_says_while_its_password_is_compared_waits_for_the_log_in(start: Start) -> None:
+    hashed = bcrypt.hashpw(b"p", bcrypt.gensalt(4)).decode()
+    words = f'leafnodes {{ listen: "127.0.0.1:-1", authorization {{ user: h, password: "{hashed}" }} }}\n'
+    hub = start("gnatswarm-1", words)
+    for password in ("p", "wrong", "p"):
+        leaf = await by_hand(hub_port(hub))
+        leaf.say(f'CONNECT {{"user":"h","pass":"{password}","name":"n"}}\r\nPING\r\nLS+ wanted\r\nPING\r\n')
+        if password == "wrong":
+            assert await leaf.rest() == b"-ERR 'Authorization Violation'\r\n"
+        else:
+            said = await leaf.until(b"PONG\r\n")
+            assert said.startswith(b"INFO ") and b"connect_info" in said
+            await leaf.until(b"PONG\r\n")
+            leaf.writer.close()
 
 
 @pytest.mark.parametrize("kind", ["gnatswarm-1-as-2.15", "nats-server-2.15"])

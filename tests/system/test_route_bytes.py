@@ -615,9 +615,12 @@ def _free_ports(count: int) -> list[int]:
         (connect("raw", user="u", **{"pass": "wrong"}), "-ERR 'Authorization Violation'"),
         (connect("raw"), "-ERR 'Authorization Violation'"),
         ("INFO {}\r\n", "-ERR 'Authorization Violation'"),
+        ("PING\r\n", "-ERR 'Authorization Violation'"),
+        ("PONG\r\n", "-ERR 'Authorization Violation'"),
+        ("-ERR 'x'\r\n", "-ERR 'Authorization Violation'"),
         ("", "-ERR 'Authentication Timeout'"),
     ],
-    ids=["wrong", "none", "INFO first", "silent"],
+    ids=["wrong", "none", "INFO first", "PING first", "PONG first", "an error first", "silent"],
 )
 async def test_who_does_not_log_in_is_no_member(start: Start, kind: str, first: str, answer: str) -> None:
     here = start(kind, cluster_config("here", inner="authorization { user: u, password: p, timeout: 0.5 }"))
@@ -673,7 +676,7 @@ async def test_a_member_that_is_dialled_and_says_nothing_is_dialled_again(start:
         first = await came.get()
         assert await first.read() == b""
         await came.get()
-    assert f"Error trying to connect to route 127.0.0.1:{at} (attempt 1): no INFO within 0.5 s" in here.log.text
+    here.log.wait_line(rf"Error trying to connect to route 127.0.0.1:{at} \(attempt 1\): no INFO within 0.5 s")
     silent.close()
 
 
