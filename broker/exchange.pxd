@@ -71,8 +71,9 @@ cdef class Exchange(Onward):
     cdef list accounts                   # the Sublist of a slot that has one account, else None
     cdef list permissions                # Permissions of a slot, or None: everything may pass
     cdef uint64_t restricted             # … slots that have some
+    cdef uint64_t checked                # slots whose permissions hold here, whatever is there: they have logged in here
     cdef uint64_t answering              # slots that may answer what they were sent, beside what they may publish, …
-    cdef list answers                    # … by these ReplyPermissions: a leaf node's here, at a hub ours; or None
+    cdef list answers                    # … by these ReplyPermissions: theirs if `checked`, else ours; or None
     cdef list told_answers               # … reply subjects that a leaf node was told, oldest first; or None
     cdef list clusters                   # the cluster's name of a slot
     cdef list origins                    # … of a leaf node as frames have it; b"": none
@@ -113,10 +114,10 @@ cdef class Exchange(Onward):
     cdef uint64_t forward(self, Sublist sublist, Entry *entry, Publish *publish, uint64_t reach, bint plainly,
                           const Token *queues, int n_queues, Outcome *outcome) noexcept
     cdef int pick(self, Sublist sublist, const Entry *entry, const Choice *choice, uint64_t reach) noexcept
-    # A message with a reply subject goes to a slot that may answer it, or has come from a hub.
+    # A message with a reply subject goes to a slot that may answer it, or has come from one where we may.
     cdef int expect_answer(self, uint32_t slot, const uint8_t *reply, size_t size) except -1
     cdef bint may_answer(self, uint32_t slot, const uint8_t *subject, size_t size) except -1
-    # How many of a run of messages go to a hub as answers, as nothing else.
+    # How many of a run of messages go out as our answers, as nothing else.
     cdef uint32_t answers_of(self, uint32_t slot, Entry *entry, uint32_t count) noexcept
     # So many more, or fewer, former members of its group are known to linger on its shard.
     cdef int count_leaving(self, Leaving leaving, int more) except -1
@@ -176,7 +177,7 @@ cdef class Exchange(Onward):
     cdef void send_imported(self, uint32_t slot, Sublist exporter, Entry *entry, Publish *publish, const Token *queues,
                             int n_queues, bytes been, Outcome *outcome) noexcept
     # A link begins to pass messages: its slot; -1: there is none left.
-    cdef int join(self, PeerKind kind, Dialect dialect, OutBuf *out, Sublist account, str cluster,
+    cdef int join(self, PeerKind kind, Dialect dialect, OutBuf *out, Sublist account, str cluster, bint is_checked,
                   bint is_isolated) except -2
     # Tells it the interest here, and sends it messages from now on.
     # `pongs_due`: see ServerFence.begin().

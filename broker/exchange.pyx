@@ -350,7 +350,7 @@ cdef class Exchange(Onward):
         cdef uint32_t slot
         for slot in range(FIRST_SLOT, END_SLOT):
             if (slots >> slot) & 1 and not self.may_pass(slot, entry) \
-                    and not ((self.answering >> slot) & 1 and self.kinds[slot] == PEER_HUB):   # (it may be an answer)
+                    and not ((self.answering & ~self.checked) >> slot) & 1:   # (it may be an answer of ours)
                 kept |= <uint64_t>1 << slot
         return kept
 
@@ -524,7 +524,7 @@ cdef class Exchange(Onward):
         if self.dialects[slot] == DIALECT_LEAF:   # "LMSG <subject>", in the place of "RMSG <account> <subject>"
             prefix += prefix_size - entry.subject_size - 5
             prefix_size = entry.subject_size + 5
-        if unlikely((self.answering >> slot) & 1) and publish.reply.size and self.kinds[slot] == PEER_LEAF:
+        if unlikely(((self.answering & self.checked) >> slot) & 1) and publish.reply.size:
             self.expect_answer(slot, publish.reply.at, publish.reply.size)
         if unlikely(been is not None and (self.takes_only_queues >> slot) & 1):
             sent = self.send_rewritten(out, b'QMSG ', been, prefix + 5, prefix_size - 5, publish, queues, n_queues)
@@ -592,7 +592,7 @@ cdef class Exchange(Onward):
 
     cdef uint32_t answers_of(self, uint32_t slot, Entry *entry, uint32_t count) noexcept:
         cdef uint32_t n = 0
-        if (self.answering >> slot) & 1 and self.kinds[slot] == PEER_HUB:
+        if ((self.answering & ~self.checked) >> slot) & 1:
             while n < count and self.may_answer(slot, entry.text, entry.subject_size):
                 n += 1
         return n
@@ -771,11 +771,12 @@ cdef class Exchange(Onward):
 
     cdef bint may_tell(self, uint32_t slot, const uint8_t *subject, size_t size, const uint8_t *queue,
                        size_t queue_size) noexcept:
-        """A hub is told what this broker may subscribe to there; a leaf node what overlaps with what it may publish."""
+        """Where our rights hold we tell what we may subscribe to there; who has logged in here, and a leaf node, is told
+        what overlaps with what it may publish."""
         cdef Permissions permissions = self.permissions[slot]
         if permissions is None or is_loop_subject(subject, size):
             return True
-        if self.kinds[slot] == PEER_LEAF:
+        if self.kinds[slot] == PEER_LEAF or (self.checked >> slot) & 1:
             return permissions.may_subscribe_partly(subject, size)
         return permissions.may_subscribe(subject, size, queue, queue_size)
 
@@ -1033,7 +1034,7 @@ cdef class Exchange(Onward):
 
     # ---- peers
 
-    cdef int join(self, PeerKind kind, Dialect dialect, OutBuf *out, Sublist account, str cluster,
+    cdef int join(self, PeerKind kind, Dialect dialect, OutBuf *out, Sublist account, str cluster, bint is_checked,
                   bint is_isolated) except -2:
         cdef int slot, other
         cdef uint64_t bit
@@ -1045,7 +1046,9 @@ cdef class Exchange(Onward):
             self.of_kind[<int>PEER_SIBLING] &= ~bit
             self.of_kind[<int>kind] |= bit
             self.kinds[slot] = kind
-            if is_isolated and kind == PEER_LEAF:
+            if is_checked:
+                self.checked |= bit
+            if is_isolated and (kind == PEER_LEAF or is_checked):
                 self.isolated |= bit
             self.dialects[slot] = dialect
             self.outs[slot] = out
@@ -1137,6 +1140,7 @@ cdef class Exchange(Onward):
         self.answers[slot] = self.told_answers[slot] = None
         self.outside &= ~bit
         self.isolated &= ~bit
+        self.checked &= ~bit
         self.restricted &= ~bit
         self.of_kind[self.kinds[slot]] &= ~bit
         self.of_kind[<int>PEER_SIBLING] |= bit

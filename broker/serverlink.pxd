@@ -31,7 +31,7 @@ cdef class ServerLink(Peer):
     cdef Dialect dialect
     cdef object session                  # Python: see serverlink.pyi
     cdef readonly int slot               # in the exchange; -1: not joined
-    cdef bint is_checked                 # a leaf node: it is told when it does what it may not
+    cdef bint is_checked                 # it has logged in here: it is told when it does what it may not
     cdef Permissions withheld            # of a connection that we dialled: what is never sent there; None: nothing
     cdef uint32_t max_payload_bytes      # of a message that it may send
     cdef bint follows_imports            # its messages go on to other accounts, as a client's do

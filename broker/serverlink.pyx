@@ -398,7 +398,7 @@ cdef class ServerLink(Peer):
         if permissions is not None and self.is_kept_out(permissions, op):
             return size if self.is_closing else total
         if unlikely((self.exchange.answering >> self.slot) & 1) and op.reply.size and not self.is_checked:
-            self.exchange.expect_answer(self.slot, op.reply.at, op.reply.size)   # (of a hub, which allows answers)
+            self.exchange.expect_answer(self.slot, op.reply.at, op.reply.size)   # (of one that allows us answers)
         if not self.make_message(data, total, op, whole, &message):
             self.broken("no memory for a message")
             return size
@@ -537,8 +537,9 @@ cdef class ServerLink(Peer):
              bint is_isolated=False) -> bool:
         """Take a place in the exchange: frames count from now on. `kind`: "route", "leaf" or "hub"; `account`: that of
         a leaf node connection, or None; `cluster`: the other end's, "": none. Nothing goes from one leaf node, or one
-        hub, to another of the same cluster. A leaf node that `is_checked` is told when it does what it may not; one
-        that `is_isolated` hears nothing of other leaf nodes' interest. False: there is no place left."""
+        hub, to another of the same cluster. A leaf node connection that `is_checked` was accepted here: its rights
+        are looked at here, a hub's as well as a leaf node's, and it is told when it does what it may not. One that
+        `is_isolated` hears nothing of leaf nodes' interest. False: there is no place left."""
         cdef PeerKind peer = PEER_ROUTE if kind == "route" else PEER_LEAF if kind == "leaf" else PEER_HUB
         if account is not None:
             self.account = self.mesh.account(account)
@@ -547,8 +548,9 @@ cdef class ServerLink(Peer):
         if peer != PEER_ROUTE:
             self.second_choice = SECOND_CHOICE
         self.follows_imports = peer != PEER_ROUTE
-        self.is_checked = is_checked and peer == PEER_LEAF
-        self.slot = self.exchange.join(peer, self.dialect, &self.out, self.account, cluster, is_isolated)
+        self.is_checked = is_checked and peer != PEER_ROUTE
+        self.slot = self.exchange.join(peer, self.dialect, &self.out, self.account, cluster, self.is_checked,
+                                       is_isolated)
         return self.slot >= 0
 
     def begin(self, size_t max_pending_bytes=0, uint32_t max_payload_bytes=LARGEST_MAX_PAYLOAD_BYTES):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from random import Random
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
@@ -146,14 +146,14 @@ def test_what_a_nats_server_and_we_may_not_deliver_does_not_go_to_and_fro_for_ev
 
 
 def server(
-    cluster: Members, kind: Literal["route", "leaf", "hub"], *words: bytes, of: str = "", server_id: str = ""
+    cluster: Members, kind: Literal["route", "leaf", "hub"], *words: bytes, of: str = "", **more: Any
 ) -> RouteEnd:
     """Another server that is connected to the first member, and has said this.
 
-    `of`: the cluster of a leaf node; `server_id`: it knows QMSG.
+    `of`: the cluster of a leaf node; the rest as RouteEnd.
     """
     member = cluster.members[0]
-    end = RouteEnd(member.mesh.engines[member.gateway], member.exchange, kind=kind, of=of, server_id=server_id)
+    end = RouteEnd(member.mesh.engines[member.gateway], member.exchange, kind=kind, of=of, **more)
     if kind == "route":
         end.link.takes_origins = end.link.names_origins = True
     end.link.begin()
@@ -211,6 +211,48 @@ SOME_OF_IT = [
     (PermissionOptions(publish_allow=("y.>", "x.no")), b">"),
     (PermissionOptions(publish_allow=("*.no",)), b"x.*"),
 ]
+
+
+@pytest.mark.parametrize("kind", ["leaf", "hub"])
+def test_the_rights_of_who_has_logged_in_here_hold_whichever_end_is_the_hub(kind: Literal["leaf", "hub"]):
+    """It may publish to "ask" and answer, and hear "in.>": no request of its own makes it hear more."""
+    cluster = Members(1, fenced=False)
+    client = cluster.members[0].clients[0]
+    client.feed(b"SUB ask 1\r\nSUB inbox 2\r\n")
+    end = server(cluster, kind, has_logged_in=True)
+    end.refused = []
+    rules = PermissionOptions(publish_allow=("in.>",), subscribe_allow=("ask",))
+    end.link.set_permissions(Permissions(rules))
+    end.link.set_answers(1, 60.0, tells=True)
+    cluster.settle()
+    begin = len(end.socket.sent)
+    end.engine.probe.feed(end.socket, b"LS+ >\r\nLS+ secret\r\nLMSG ask secret 1\r\nx\r\nLMSG inbox 1\r\nx\r\n")
+    assert end.refused == [("Subscription", b"secret"), ("Publish", b"inbox")]
+    cluster.settle()
+    assert client.take() == b"MSG ask 1 secret 1\r\nx\r\n"
+    client.feed(b"PUB secret 1\r\ny\r\nPUB in.a inbox 1\r\nz\r\nPUB inbox 1\r\ny\r\n")
+    cluster.settle()
+    assert bytes(end.socket.sent[begin:]) == b"LS+ inbox\r\nLMSG in.a inbox 1\r\nz\r\n"
+    client.take()
+    end.engine.probe.feed(end.socket, b"LMSG inbox 1\r\n1\r\nLMSG inbox 1\r\n2\r\n")
+    cluster.settle()
+    assert client.take() == b"MSG inbox 2 1\r\n1\r\n"
+    end.link.leave()
+    cluster.close()
+
+
+@pytest.mark.parametrize("kind", ["leaf", "hub"])
+def test_who_has_logged_in_here_and_is_isolated_hears_of_no_leaf_node(kind: Literal["leaf", "hub"]):
+    cluster = Members(1, fenced=False)
+    end = server(cluster, kind, has_logged_in=True, is_isolated=True)
+    leaf = server(cluster, "leaf", b"LS+ a")
+    cluster.members[0].clients[0].feed(b"SUB b 1\r\n")
+    cluster.settle()
+    told = bytes(end.socket.sent)
+    assert b"LS+ b\r\n" in told and b"LS+ a\r\n" not in told
+    for one in (end, leaf):
+        one.link.leave()
+    cluster.close()
 
 
 @pytest.mark.parametrize("kind", ["route", "hub"])

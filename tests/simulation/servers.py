@@ -172,7 +172,8 @@ class Door:
         if server.takes_only_queues:
             self.link.only_queues_as = server.short_id
         cluster = server.origin if server.kind == "leaf" else ""
-        assert self.link.join(server.kind, None if server.kind == "route" else b"$G", cluster)
+        account = None if server.kind == "route" else b"$G"
+        assert self.link.join(server.kind, account, cluster, is_checked=server.kind == "leaf")
         self.link.begin()
         probe.finish()
 

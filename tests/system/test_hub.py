@@ -376,6 +376,23 @@ async def test_what_its_user_is_denied_to_publish_ends_a_leaf_node_s_connection(
     await client.expect_quiet()
 
 
+async def test_who_logs_in_as_the_hub_has_its_user_s_rights_and_no_more(tree: Tree, net: Net) -> None:
+    at_hub = await net.client(tree.hub, **A)
+    leaf = await by_hand(hub_port(tree.hub), {**SOME, "name": "rules", "is_hub": True})
+    leaf.say("LS+ >\r\nLMSG out.ask secret.rules 2\r\nhi\r\nPING\r\n")
+    await leaf.until(b"PONG\r\n")
+    await until_answered(at_hub, "in.known.rules")
+    await at_hub.send("PUB secret.rules 0\r\n\r\nPUB in.no 0\r\n\r\nPUB in.last.rules 0\r\n\r\n")
+    heard = await leaf.until(b"LMSG in.last.rules 0\r\n")
+    assert b"LMSG secret" not in heard and b"LMSG in.no" not in heard
+    leaf.say("LMSG inbox.rules 2\r\nno\r\n")
+    assert b"-ERR 'Permissions Violation for Publish to \"inbox.rules\"'" in await leaf.rest()
+    for say, why in (("LS+ secret.x\r\n", "Subscription"), ("LMSG secret.x 0\r\n\r\n", "Publish")):
+        leaf = await by_hand(hub_port(tree.hub), {**SOME, "name": "rules", "is_hub": True})
+        leaf.say(say)
+        assert f"-ERR 'Permissions Violation for {why} to \"secret.x\"'".encode() in await leaf.rest()
+
+
 async def test_a_leaf_node_is_not_sent_what_it_denies_itself(tree: Tree, net: Net) -> None:
     leaf = await by_hand(hub_port(tree.hub), {**SOME, "name": "denies", "deny_pub": ["in.own.>", "in..bad"]})
     leaf.say("LS+ in.>\r\nPING\r\n")
