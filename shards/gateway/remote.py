@@ -259,7 +259,8 @@ class Remote:
         except BaseException:
             sock.close()
             raise
-        self.on_urls(info)
+        if gate is None:  # (else what it says may be another's word, until the connection is encrypted)
+            self.on_urls(info)
         await self._pass_messages(sock, address, info, gate)
 
     def objection_to(self, info: ServerInfo) -> str:
@@ -367,8 +368,12 @@ class Remote:
             self._over.set_result(None)
 
     def on_urls(self, info: ServerInfo) -> None:
-        """The hub named the addresses of its cluster, or none."""
+        """The hub named the addresses of its cluster, or none.
+
+        Where a configured URL asks for TLS they are dialled with TLS: the log-in goes there, too.
+        """
         first = self._configured[0]
+        is_encrypted = any(one.tls for one in self._configured)
         urls = info.ws_connect_urls if first.websocket else info.leafnode_urls
         if not urls or self.remote.ignore_discovered_servers:
             return
@@ -381,6 +386,5 @@ class Remote:
                 continue
             if (address.host, address.port) not in known:
                 same = {"login": first.login, "websocket": first.websocket, "path": first.path}
-                tls = address.tls or (first.websocket and first.tls)
-                found.append(msgspec.structs.replace(address, tls=tls, **same))
+                found.append(msgspec.structs.replace(address, tls=address.tls or is_encrypted, **same))
         self._discovered = found

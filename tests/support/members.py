@@ -32,8 +32,10 @@ class RouteEnd:
         has_logged_in: bool = False,
         is_isolated: bool = False,
     ) -> None:
-        """`of`: the cluster of a leaf node; `server_id`: of a server that knows QMSG; `has_logged_in`: here, though it is
-        a hub; `is_isolated`: from what leaf nodes want."""
+        """`of`: the cluster of a leaf node; `server_id`: of a server that knows QMSG.
+
+        `has_logged_in`: here, though it is a hub; `is_isolated`: it hears nothing of what leaf nodes want.
+        """
         self.engine = engine
         self.carried = 0
         self.pongs = 0

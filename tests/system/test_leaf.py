@@ -43,11 +43,11 @@ Start = Callable[..., Broker]
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Starts brokers that end with the test: `start(kind, config)`."""
+    """Starts brokers that end with the test: `start(kind, config)`, and more for Broker."""
     started: list[Broker] = []
 
-    def begin(kind: str, config: str) -> Broker:
-        broker = Broker(KINDS[kind], config=config + "\nstats: false\n" * kind.startswith("gnat"))
+    def begin(kind: str, config: str, **more: Any) -> Broker:
+        broker = Broker(KINDS[kind], config=config + "\nstats: false\n" * kind.startswith("gnat"), **more)
         try:
             broker.start()
         except BrokerUnavailable as error:
@@ -519,6 +519,64 @@ async def test_other_addresses_of_the_hub_are_dialled_with_the_log_in_of_the_con
     assert (hub.connect["user"], hub.connect["pass"]) == ("u", "p")
     hub.writer.close()
     second.close()
+
+
+class Pretender:
+    """A port that says it is a hub's, without TLS unless it `asks`; `heard` has what each connection began with."""
+
+    def __init__(self, other_port: int = 0, *, asks: bool = False) -> None:
+        self.info = {"server_id": "X", "client_id": 1, "tls_required": asks, "info_on_connect": True, "nonce": "n"}
+        self.info["leafnode_urls"] = [f"127.0.0.1:{other_port}"] if other_port else []
+        self.heard: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def open(self) -> Pretender:
+        self._server = await asyncio.start_server(self._on_connected, "127.0.0.1", 0)
+        self.port = int(self._server.sockets[0].getsockname()[1])
+        return self
+
+    async def _on_connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"INFO " + json.dumps(self.info).encode() + b"\r\n")
+        with contextlib.suppress(ConnectionError):
+            self.heard.put_nowait(await reader.read(5))
+        writer.close()
+
+    async def next(self) -> bytes:
+        async with asyncio.timeout(20):
+            return await self.heard.get()
+
+    def close(self) -> None:
+        self._server.close()
+
+
+CLIENT_HELLO = b"\x16\x03"  # with which TLS begins
+
+
+async def test_addresses_that_are_named_before_tls_are_not_dialled(start: Start) -> None:
+    """Whoever is in between can change that INFO, and end the handshake."""
+    other = await Pretender().open()
+    between = await Pretender(other.port, asks=True).open()
+    remote = f"{{ url: 'tls://u:p@127.0.0.1:{between.port}', no_randomize: true, reconnect_delay: '1ms' }}"
+    start("gnatswarm-1", f"leafnodes {{ remotes [ {remote} ] }}")
+    for _ in range(6):  # (if it were dialled, then each second time)
+        assert (await between.next()).startswith(CLIENT_HELLO)
+    assert other.heard.empty()
+    for port in (between, other):
+        port.close()
+
+
+async def test_addresses_that_a_hub_with_tls_names_are_dialled_with_tls(start: Start, authority: Authority) -> None:
+    """Whatever they say of themselves: the password of a tls:// URL goes there, too."""
+    other = await Pretender().open()
+    pair = authority.server()
+    tls = f"tls {{ cert_file: '{pair.cert}', key_file: '{pair.key}' }}"
+    hub = start("gnatswarm-1", f"leafnodes {{ port: -1, host: 127.0.0.1, advertise: '127.0.0.1:{other.port}', {tls} }}")
+    remote = f"{{ url: 'tls://u:p@127.0.0.1:{hub_port(hub)}', reconnect_delay: '1ms' }}"
+    environment = {"SSL_CERT_FILE": str(authority.path)}
+    leaf = start("gnatswarm-1", f"leafnodes {{ remotes [ {remote} ] }}", environment=environment)
+    leaf.log.wait_line(CREATED)
+    hub.kill()
+    assert (await other.next()).startswith(CLIENT_HELLO)
+    other.close()
 
 
 async def test_addresses_that_a_hub_names_may_be_ignored(start: Start) -> None:
