@@ -262,6 +262,8 @@ class Routes:
                 self._forget((address.host, address.port), known)
             if known is None or not known.is_configured:
                 self._dial(address, is_configured=True)
+            else:
+                known.address = address  # from the next try on: a reload may have changed its log-in
 
     def _dial(self, address: Address, *, is_configured: bool) -> None:
         dialled = self._dialled[address.host, address.port] = Dialled(address, is_configured)

@@ -810,6 +810,18 @@ async def test_routes_may_be_encrypted_and_ask_for_a_password(start: Start, net:
     assert is_meshed([first, *others])
 
 
+@pytest.mark.parametrize("kind", ["gnatswarm-1", "nats-server"])
+async def test_a_reload_changes_the_log_in_with_which_a_member_is_dialled(start: Start, kind: str) -> None:
+    there = start(kind, cluster_config("there", inner="authorization { user: route, password: right, timeout: 5 }"))
+    config = cluster_config("here", (route_port(there),)).replace("nats://", "nats://route:wrong@")
+    here = start("gnatswarm-1", config)
+    here.log.wait_line("Error trying to connect to route .*Authorization Violation")
+    assert here.config is not None and here.directory is not None
+    (here.directory / "broker.conf").write_text(here.config.replace("route:wrong@", "route:right@"))
+    here.send_signal(signal.SIGHUP)
+    await until(lambda: is_meshed([here, there]))
+
+
 @pytest.mark.parametrize("kind", ["gnatswarm-1", "nats-server", "nats-server-2.15"])
 async def test_an_insecure_member_dials_others_whatever_their_certificate(
     start: Start, authority: Authority, kind: str
