@@ -69,6 +69,8 @@ class HubOwner(ConnectionOwner, Protocol):
     """The port that has accepted it; a reload may change the attributes."""
 
     authenticator: Authenticator
+    is_encrypted: bool
+    asks_for_certificate: bool
     certificate_rule: CertificateRule | None
     user_names: frozenset[str]
     maps_certificates: bool
@@ -135,7 +137,8 @@ class HubSession(LeafConnection):
         self.connect: LeafConnect | None = None
         self.admission: Admission | None = None
         self._ruled: set[str] = set()  # directions of which it has been told rules
-        self._names = names
+        self._names = names  # in its certificate, by WebSocket
+        self._tls: SSLObject | None = None  # None: not encrypted, or not yet, or by another shard, for WebSocket
         self._user = ""
         self._is_gone = False
         self._is_announced = False
@@ -184,6 +187,10 @@ class HubSession(LeafConnection):
             self._end(CloseReason.PROTOCOL_VIOLATION.text)
             return
         self.connect = connect
+        if certificate_objection := self._certificate_objection():  # (the rules may be newer than the handshake)
+            logger.error("%s - %s", self, certificate_objection)
+            self._refuse_login()
+            return
         objection = self._objection(connect)
         if objection:
             logger.error("%s - %s", self, objection)
@@ -219,8 +226,8 @@ class HubSession(LeafConnection):
             nkey=connect.nkey,
             sig=connect.sig,
         )
-        if self._owner.maps_by_websocket if self.is_websocket else self._owner.maps_certificates:
-            user = find_user(self._names, self._owner.user_names) if self._names else None
+        if self._is_mapped:
+            user = self._mapped_user()
             if user is None:
                 raise AuthorizationViolation
             if connect.user and connect.user != user:
@@ -234,6 +241,27 @@ class HubSession(LeafConnection):
             self.link.hold_login()
         else:
             self._give_up()
+
+    @property
+    def _is_mapped(self) -> bool:
+        """Whether its certificate selects its user."""
+        return self._owner.maps_by_websocket if self.is_websocket else self._owner.maps_certificates
+
+    def _mapped_user(self) -> str | None:
+        """The user that its certificate selects; None: none."""
+        names = names_of(self._tls.getpeercert() or {}) if self._tls is not None else self._names
+        return find_user(names, self._owner.user_names) if names else None
+
+    def _certificate_objection(self) -> str:
+        """Why it could not connect to the port with its certificate, as the rules are now; "": it could."""
+        owner, tls = self._owner, self._tls
+        if self.is_websocket or not owner.is_encrypted:
+            return ""
+        if tls is None:
+            return "connection not encrypted"
+        if owner.asks_for_certificate and not tls.getpeercert(binary_form=True):
+            return "client didn't provide a certificate"
+        return owner.certificate_rule.objection(tls) if owner.certificate_rule is not None else ""
 
     @property
     def is_gone(self) -> bool:
@@ -351,6 +379,15 @@ class HubSession(LeafConnection):
 
     def reload(self) -> bool:
         """The rules for log-ins have changed. False: under these it would not be here, and is being closed."""
+        if self.connect is None:
+            return True
+        objection = self._certificate_objection()
+        if not objection and self._is_mapped and self._mapped_user() != self._user:
+            objection = "its certificate selects another user, or none"
+        if objection:
+            logger.error("%s - the configuration does not admit it any more: %s", self, objection)
+            self._refuse("Authorization Violation")
+            return False
         if self.admission is None:
             return True
         identity = self._owner.authenticator.readmit(self.admission)
@@ -433,14 +470,12 @@ class HubSession(LeafConnection):
 
     def on_secured(self, tls: SSLObject) -> bool:
         """The handshake is done. False: its certificate is refused, and the connection is being closed."""
-        rule = self._owner.certificate_rule
-        objection = rule.objection(tls) if rule is not None else ""
+        self._tls = tls
+        objection = self._certificate_objection()
         if objection:
             self.on_opening_failed(objection)
             self.link.end()
             return False
-        if self._owner.maps_certificates:
-            self._names = names_of(tls.getpeercert() or {})
         return True
 
     def on_opening_failed(self, why: str, _is_upgrade: bool = False) -> None:

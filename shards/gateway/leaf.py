@@ -98,6 +98,7 @@ class LeafSession(LeafConnection):
         self._login = login
         self._is_encrypted = is_encrypted
         self._lid = lid
+        self._tls: SSLObject | None = None  # None: the handshake is not done, or the connection is not encrypted
         self.remote = remote
         self.account = remote.account
         self._is_greeted = info is not None
@@ -272,6 +273,7 @@ class LeafSession(LeafConnection):
 
     def on_secured(self, tls: SSLObject) -> bool:
         """The handshake is done. False: the hub's certificate is refused, and the connection is being closed."""
+        self._tls = tls
         objection = self._owner.objection_to_certificate(tls)
         if objection:
             self.on_opening_failed(objection)
@@ -282,6 +284,11 @@ class LeafSession(LeafConnection):
         return True
 
     # ---- life
+
+    def reload(self) -> None:
+        """The rules for hubs' certificates may have changed: the connection ends if they refuse this one's."""
+        if self._tls is not None and (objection := self._owner.objection_to_certificate(self._tls)):
+            self._end(objection)
 
     def row(self, with_subs: bool) -> LeafRow:
         """This connection on the monitoring pages."""

@@ -128,6 +128,8 @@ class LeafPort:
             )
         self.authenticator = Authenticator(own, self._verdicts)
         self.user_names = frozenset(user.name for user in own.users)
+        self.is_encrypted = leafnodes.tls.is_on
+        self.asks_for_certificate = leafnodes.tls.asks_for_certificate
         self.maps_certificates = leafnodes.tls.verify_and_map
         # (the users of leaf nodes alone are no business of the WebSocket port)
         by_websocket = options.websocket.tls.verify_and_map and not leafnodes.users

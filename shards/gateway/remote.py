@@ -190,8 +190,11 @@ class Remote:
         return self._options.is_like_newer
 
     def reload(self, options: Options) -> None:
-        """Use the new options from the next connection on; they name the same remote."""
+        """Use the new options; they name the same remote. A hub is left whose certificate they refuse."""
         self._options = options
+        if self.session is not None:
+            self.session.reload()
+            self.flush()
 
     def close(self, why: str) -> None:
         """End the connection, and dial no more."""

@@ -98,7 +98,7 @@ def test_a_leaf_node_whose_certificate_the_rules_refuse_is_closed(caplog: pytest
     member = cluster.members[0]
     for objection in ("certificate not pinned", ""):
         rule = SimpleNamespace(objection=lambda _tls, why=objection: why)
-        owner: Any = SimpleNamespace(certificate_rule=rule, maps_certificates=False, maps_by_websocket=False)
+        owner: Any = SimpleNamespace(certificate_rule=rule, is_encrypted=True, asks_for_certificate=False)
         loop: Any = SimpleNamespace(time=lambda: 0.0)
         session = HubSession(
             loop,
@@ -115,7 +115,7 @@ def test_a_leaf_node_whose_certificate_the_rules_refuse_is_closed(caplog: pytest
             ping_max=2,
         )
         sock = member.mesh.engines[member.gateway].probe.adopt(session.link)
-        tls: Any = None
+        tls: Any = SimpleNamespace()
         assert session.on_secured(tls) is not bool(objection)
         assert bool(sock.close_reason) is bool(objection)
         assert objection in caplog.text

@@ -5,10 +5,12 @@ Both versions of nats-server are hubs and leaf nodes here, too, so that what is 
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 from tests.support.authority import Authority, Pair
-from tests.support.leaves import Net, check_own_account, hub_port
+from tests.support.leaves import CREATED, Net, check_own_account, hub_port, know
 from tests.support.servers import Broker
 from tests.system.test_leaf import Start, net, start
 
@@ -115,3 +117,88 @@ async def test_pins_hold_for_hubs_that_are_dialled_too(start: Start, authority: 
         tls = f"tls {{ {own.lines}, ca_file: '{authority.path}', verify: true, pinned_certs: ['{pin}'] }}"
         leaf = start(kind, f"leafnodes {{ listen: '127.0.0.1:-1', {tls}, remotes [ {remote} ] }}")
         leaf.log.wait_line(said)
+
+
+def reloaded(broker: Broker, *changes: tuple[str, str]) -> None:
+    """Change the file of a broker, and have it read anew."""
+    assert broker.config is not None and broker.directory is not None
+    config = broker.config
+    for before, after in changes:
+        assert before in config
+        config = config.replace(before, after)
+    (broker.directory / "broker.conf").write_text(config)
+    broker.send_signal(signal.SIGHUP)
+
+
+CLOSED = r"lid:\d+ - Leafnode connection closed"
+
+
+@pytest.mark.parametrize("kind", ["gnatswarm-1", "nats-server-2.15"])
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (("pinned_certs: ['{mine}', '{other}']", "pinned_certs: ['{other}']"), "certificate not pinned"),
+        (("verify: true", "verify_and_map: true"), "its certificate selects another user, or none"),
+    ],
+)
+async def test_a_reload_closes_leaf_nodes_whose_certificates_would_be_refused_now(
+    start: Start, net: Net, authority: Authority, kind: str, change: tuple[str, str], why: str
+) -> None:
+    """And no others: one whose key is still pinned, and whose certificate has the name of its user, stays."""
+    mine, other = authority.client("CN=x"), authority.client("CN=of the broker")
+    before, after = (text.format(mine=mine.pin, other=other.pin) for text in change)
+    tls = f"{authority.server().lines}, ca_file: '{authority.path}', verify: true"
+    pins = f"pinned_certs: ['{mine.pin}', '{other.pin}']"
+    hub = start("gnatswarm-1", f"{ACCOUNTS}\nleafnodes {{ listen: '127.0.0.1:-1', tls {{ {tls}, {pins} }} }}\n")
+    stays = leaf_of(start, kind, hub, "nats", authority, other, "CN%3Dof%20the%20broker@")
+    goes = leaf_of(start, kind, hub, "nats", authority, mine, "a:a@")
+    at_hub = await net.client(hub, **{"user": "a", "pass": "a"})
+    for leaf in (stays, goes):
+        await know(at_hub, await net.client(leaf))
+    reloaded(hub, (before, after))
+    hub.log.wait_line(f"the configuration does not admit it any more: {why}")
+    goes.log.wait_line(CLOSED)
+    hub.log.wait_line(
+        "TLS leafnode handshake error: certificate not pinned" if "pinned" in why else "authentication error"
+    )
+    assert hub.log.text.count("does not admit it any more") == 1
+    assert "closed" not in stays.log.text
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "why"),
+    [
+        ("tls {{ {lines} }}", "tls {{ {lines}, verify: true }}", "client didn't provide a certificate"),
+        ("", "tls {{ {lines} }}", "connection not encrypted"),
+    ],
+    ids=["verify", "tls"],
+)
+async def test_a_reload_closes_leaf_nodes_without_what_the_port_asks_for_now(
+    start: Start, authority: Authority, before: str, after: str, why: str
+) -> None:
+    lines = f"{authority.server().lines}, ca_file: '{authority.path}'"
+    before, after = (f"listen: '127.0.0.1:-1', {text.format(lines=lines)} }}" for text in (before, after))
+    hub = start("gnatswarm-1", f"leafnodes {{ {before}")
+    own = f"tls {{ ca_file: '{authority.path}' }}" if "tls" in before else ""
+    remote = f"{{ url: 'nats://127.0.0.1:{hub_port(hub)}', {own} }}"
+    leaf = start("gnatswarm-1", f"leafnodes {{ remotes [ {remote} ] }}")
+    leaf.log.wait_line(CREATED)
+    reloaded(hub, (before, after))
+    hub.log.wait_line(f"the configuration does not admit it any more: {why}")
+    leaf.log.wait_line(CLOSED)
+
+
+async def test_a_reload_leaves_a_hub_whose_certificate_would_be_refused_now(start: Start, authority: Authority) -> None:
+    pair, own = authority.server(), authority.server()
+    hub = start("gnatswarm-1", f"leafnodes {{ listen: '127.0.0.1:-1', tls {{ {pair.lines} }} }}")
+    remote = f"{{ url: 'nats://127.0.0.1:{hub_port(hub)}', tls {{ ca_file: '{authority.path}' }} }}"
+    pins = f"pinned_certs: ['{own.pin}', '{pair.pin}']"
+    tls = f"tls {{ {own.lines}, ca_file: '{authority.path}', verify: true, {pins} }}"
+    leaf = start("gnatswarm-1", f"leafnodes {{ listen: '127.0.0.1:-1', {tls}, remotes [ {remote} ] }}")
+    leaf.log.wait_line(CREATED)
+    reloaded(leaf, (pins, f"pinned_certs: ['{pair.pin}']"))
+    leaf.log.wait_line("Reloaded server configuration")
+    assert "Leafnode connection closed" not in leaf.log.text
+    reloaded(leaf, (pins, f"pinned_certs: ['{own.pin}']"))
+    leaf.log.wait_line("Leafnode connection closed: certificate not pinned")
+    leaf.log.wait_line("TLS handshake error: certificate not pinned")
