@@ -771,7 +771,7 @@ cdef class Exchange(Onward):
 
     cdef bint may_tell(self, uint32_t slot, const uint8_t *subject, size_t size, const uint8_t *queue,
                        size_t queue_size) noexcept:
-        """Where our rights hold we tell what we may subscribe to there; who has logged in here, and a leaf node, is told
+        """Where our rights hold we tell what we may subscribe to there; a leaf node, or who has logged in here, is told
         what overlaps with what it may publish."""
         cdef Permissions permissions = self.permissions[slot]
         if permissions is None or is_loop_subject(subject, size):
