@@ -71,7 +71,7 @@ cdef class Exchange(Onward):
     cdef list accounts                   # the Sublist of a slot that has one account, else None
     cdef list permissions                # Permissions of a slot, or None: everything may pass
     cdef uint64_t restricted             # … slots that have some
-    cdef uint64_t checked                # slots that have logged in here, a leaf node or a hub: their permissions hold here
+    cdef uint64_t checked                # slots that have logged in here, a leaf node or a hub: their rights hold here
     cdef uint64_t answering              # slots that may answer what they were sent, beside what they may publish, …
     cdef list answers                    # … by these ReplyPermissions: theirs if `checked`, else ours; or None
     cdef list told_answers               # … reply subjects that a leaf node was told, oldest first; or None
