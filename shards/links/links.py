@@ -400,10 +400,11 @@ class Links:
             self._sink.on_dead(shard)
         else:
             was_whole = not self._missing
-            self._missing[shard] = (session.hello.boot_id, self._loop.time())
+            if shard not in self._missing:  # (else it broke again before it was whole: the looks go on)
+                hole = self._missing[shard] = (session.hello.boot_id, self._loop.time())
+                self._loop.call_later(LOOK_S, self._look_at_hole, shard, hole, 1)
             if was_whole:
                 self._sink.on_hole()
-            self._loop.call_later(LOOK_S, self._look_at_hole, shard, self._missing[shard], 1)
 
     def _look_at_hole(self, shard: int, hole: tuple[str, float], looks: int) -> None:
         if self._missing.get(shard) is not hole:

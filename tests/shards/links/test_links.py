@@ -383,6 +383,33 @@ def test_who_is_dialled_gives_up_when_nobody_dials_again(swarm: Swarm) -> None:
     ]
 
 
+def test_a_link_that_breaks_again_and_again_is_given_up_as_one_that_does_not_come_back(swarm: Swarm) -> None:
+    """Its ends are joined each time, but never in step."""
+    one = swarm.start(0)
+    other = LinkedShard(1, "b1", str(swarm.directory / "nowhere"))
+    one.links.on_linked_shards([one.linked_shard, other])
+    for _ in range(LOOKS_OF_THE_DIALLED):
+        Stranger(swarm, one, shard=1, boot_id="b1").close()
+        assert one.said == ["hole"]
+        swarm.pass_s(LOOK_S)
+    assert one.said[1:] == [
+        f"the link to shard 1 broke and could not be made again for {LOOKS_OF_THE_DIALLED * LOOK_S:g} s"
+    ]
+
+
+def test_a_successor_s_hole_is_a_new_one(swarm: Swarm) -> None:
+    one = swarm.start(0)
+    for boot_id in ("b1", "c1"):
+        successor = LinkedShard(1, boot_id, str(swarm.directory / "nowhere"))
+        one.links.on_linked_shards([one.linked_shard, successor])
+        Stranger(swarm, one, shard=1, boot_id=boot_id).close()
+        swarm.pass_s(LOOK_S * (LOOKS_OF_THE_DIALLED - 1))
+    assert one.said == ["hole", "whole", "hole"]
+    assert one.dead == [1]
+    swarm.pass_s(LOOK_S)
+    assert len(one.said) == 4
+
+
 def test_a_shard_that_the_router_calls_gone_leaves_no_hole(swarm: Swarm) -> None:
     low, high = swarm.start(0), swarm.start(1)
     swarm.tell(low, high)
