@@ -71,9 +71,11 @@ cdef class Leaving(Batch):
     cdef list offered           # those that are written down, as encoded_client(), until all are
     cdef dict written           # cid → Written
     cdef set gone               # cids of clients that have left
+    cdef size_t offered_bytes   # of those, and of the shifts that they will cause
     cdef set open               # moves of others that this shard had marked when this one began, and are not over
     cdef bint is_fenced
     cdef int write_next(self) except -1
+    cdef int append(self, Written written) except -1
     cdef bint is_written(self, Written written, uint32_t most) except -1
     cdef int offer(self) except -1
     cdef int end_next(self, uint32_t most) except -1

@@ -31,12 +31,22 @@ from gnatswarm.broker import freezer, frozen as records
 # Clients in one batch, and their subscriptions: a batch is read in one go, and other clients wait for that.
 MOST_CLIENTS = 256
 MOST_SUBSCRIPTIONS = 65_536
+# … and the bytes of their subjects, queue names and sids, with the shifts of queue members: half of what a frame
+# between shards may have. The other half is for what the host says of each client, which its CONNECT bounds.
+MOST_SUBSCRIPTION_BYTES = 32 * 1024 * 1024
+MOST_OFFER_BYTES = 64 * 1024 * 1024
 # What takes some µs for each subscription is done for so many in one go_on(): 0.1 to 0.2 ms. A client with 50,000
 # would keep others waiting for 0.1 s otherwise, several times.
 SLICE_SUBS = 64
 ALL = 0xFFFFFFFF
 # A client with more unsent bytes is not moved: they are copied, and it would be silent for longer.
 MOST_UNSENT_BYTES = 1_048_576
+
+cdef enum:
+    # MessagePack around the fields of a FrozenSubscription and of a Shift: at most 5 bytes for each text, 9 for each
+    # number, and 1 for the list.
+    SUBSCRIPTION_BYTES = 34
+    SHIFT_BYTES = 25
 
 
 cdef list subs_of(ClientConnection client):
@@ -76,6 +86,39 @@ cdef bint has_members(ClientConnection client) noexcept:
         if sub != NULL and sub.group != NULL:
             return True
     return False
+
+
+cdef size_t shift_bytes(size_t account_size, size_t subject_size, size_t queue_size) noexcept:
+    """At most so many bytes has the Shift of a queue group in an offer."""
+    return account_size + subject_size + queue_size + SHIFT_BYTES
+
+
+cdef size_t offer_bytes(ClientConnection client) except? 0:
+    """At most so many bytes have its subscriptions in an offer, and the shifts that they cause."""
+    cdef Sublist exporter
+    cdef Sub *sub
+    cdef Sub *shadow
+    cdef size_t found = 0, size
+    cdef uint32_t i
+    if client.subs.slots == NULL:
+        return 0
+    for i in range(client.subs.mask + 1):
+        sub = <Sub *>slot_item(client.subs.slots[i])
+        if sub == NULL:
+            continue
+        size = client.sublist.subject_of(sub.node, NULL, 0)
+        found += sub.key.size + size + SUBSCRIPTION_BYTES
+        if sub.group == NULL:
+            continue
+        found += sub.group.name.key.size
+        found += shift_bytes(len(client.sublist.account), size, sub.group.name.key.size)
+        if client.shadows is not None:
+            for address, stream in client.shadows.cast_by.get(<size_t>sub, ()):
+                exporter = stream.exporter
+                shadow = <Sub *><size_t>address
+                found += shift_bytes(len(exporter.account), exporter.subject_of(shadow.node, NULL, 0),
+                                     sub.group.name.key.size)
+    return found
 
 
 cdef int count_member(ClientConnection client, const Sub *sub, bytes subject, bytes queue, dict members) except -1:
@@ -273,10 +316,7 @@ cdef class Leaving(Batch):
                 self.at = 0
             if not self.is_written(written, ALL if written.was_torn else most):
                 return 0
-            self.offered.append(records.encoded_client(records.OfferedClient(
-                client.cid, client.sublist.account, written.words, bool(client.out.takes_headers),
-                tuple(written.subscriptions))))
-            written.subscriptions = None
+            self.append(written)
         except records.RecordRefused as error:
             why = str(error)
             if len(self.clients) == 1:
@@ -287,6 +327,22 @@ cdef class Leaving(Batch):
         self.todo.pop()
         self.at = 0
         return 0 if self.todo else self.offer()
+
+    cdef int append(self, Written written) except -1:
+        """This one is written down, and part of the offer. RecordRefused: that has no room for it."""
+        cdef ClientConnection client = written.client
+        cdef object one = records.encoded_client(records.OfferedClient(
+            client.cid, client.sublist.account, written.words, bool(client.out.takes_headers),
+            tuple(written.subscriptions)))
+        cdef size_t size = memoryview(one).nbytes
+        for account, subject, queue in written.members:
+            size += shift_bytes(len(account), len(subject), len(queue))
+        if self.offered_bytes + size > <size_t>MOST_OFFER_BYTES:
+            raise records.RecordRefused(f"it takes {size:,} bytes of an offer of at most {MOST_OFFER_BYTES:,}")
+        self.offered_bytes += size
+        self.offered.append(one)
+        written.subscriptions = None
+        return 0
 
     cdef bint is_written(self, Written written, uint32_t most) except -1:
         """Write down so many subscriptions; whether all are."""
@@ -762,6 +818,7 @@ cdef class Moves:
 
     def why_not(self, ClientConnection client not None) -> str | None:
         """Why this client cannot be moved now; None: it can."""
+        cdef size_t size
         if client.out.moving:
             return "it is moving"
         if has_bounded_member(client):
@@ -772,17 +829,34 @@ cdef class Moves:
             return "it waits for a slow receiver"
         if client.subs.count > MOST_SUBSCRIPTIONS:
             return f"it has {client.subs.count:,} subscriptions; at most {MOST_SUBSCRIPTIONS:,} are moved"
+        size = offer_bytes(client)
+        if size > <size_t>MOST_SUBSCRIPTION_BYTES:
+            return f"its subscriptions have {size:,} bytes; at most {MOST_SUBSCRIPTION_BYTES:,} are moved"
         return why_not(client)
 
+    def fitting(self, list clients not None) -> int:
+        """How many of these clients, from the first on, can move together: by their number and their subscriptions."""
+        cdef ClientConnection client
+        cdef uint64_t subs = 0, size = 0
+        cdef int n = 0
+        for item in clients[:MOST_CLIENTS]:
+            client = <ClientConnection?>item
+            subs += client.subs.count
+            size += offer_bytes(client)
+            if subs > <uint64_t>MOST_SUBSCRIPTIONS or size > <uint64_t>MOST_SUBSCRIPTION_BYTES:
+                break
+            n += 1
+        return n
+
     def move(self, list clients not None, int shard) -> int:
-        """Begin to move these clients (1 to 256, together at most 65,536 subscriptions) to another shard.
+        """Begin to move these clients (1 to 256, and no more than are fitting()) to another shard.
 
         They are not read meanwhile. The host's hand_over() follows for each, or ended() says why they stay.
         Returns the id of the move. RecordRefused, with the reason: nothing has changed.
         """
         cdef Leaving batch
         cdef ClientConnection client
-        cdef uint64_t subs = 0
+        cdef int n_fitting
         if self.leaving is not None:
             raise records.RecordRefused("other connections are moving away from this shard")
         if self.host is None or not 0 <= shard < 64 or not (self.mesh.up >> shard) & 1:
@@ -796,9 +870,9 @@ cdef class Moves:
             why = self.why_not(client)
             if why is not None:
                 raise records.RecordRefused(f"client {client.cid}: {why}")
-            subs += client.subs.count
-        if subs > MOST_SUBSCRIPTIONS:
-            raise records.RecordRefused(f"{subs:,} subscriptions at a time; at most {MOST_SUBSCRIPTIONS:,} can move "
+        n_fitting = self.fitting(clients)
+        if n_fitting < len(clients):
+            raise records.RecordRefused(f"the subscriptions of {len(clients)} clients; those of {n_fitting} can move "
                                         "together")
         self.last_id = max(self.last_id + 1, self.mesh.fanout.box.now_us)
         batch = Leaving()

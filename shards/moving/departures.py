@@ -1,10 +1,11 @@
 """Which clients of this shard move to others, and when: so many to each, a batch at a time.
 
 A batch is small and the next begins after a pause, so that others notice little: at most CLIENTS_PER_S. Who cannot move
-now (it waits for its PONG, a slow receiver, a log-in) is tried again until the time is up. A batch for which a shard
-has not enough descriptors is halved, down to one client. Where a shard takes nobody the others take its share. Clients
-that go where a placement rule says are named, and tried once; any other journey goes before theirs, and that of a shard
-that leaves before all others. Called by the worker.
+now (it waits for its PONG, a slow receiver, a log-in) is tried again until the time is up. A batch has as many clients
+as their subscriptions allow (Moves.fitting); one for which a shard has not enough descriptors is halved, down to one
+client. Where a shard takes nobody the others take its share. Clients that go where a placement rule says are named, and
+tried once; any other journey goes before theirs, and that of a shard that leaves before all others. Called by the
+worker.
 """
 
 from __future__ import annotations
@@ -274,6 +275,11 @@ class Departures:
         if shard not in self._to:  # it was cancelled
             self._next()
             return
+        n_fitting = self._moves.fitting(chosen)
+        if n_fitting < len(chosen):
+            wanted -= len(chosen) - n_fitting
+            self._leave_for_the_next(chosen[n_fitting:])
+            chosen = chosen[:n_fitting]
         if self._named is not None:
             self._to[shard] -= wanted - len(chosen)
         if chosen:
@@ -291,6 +297,14 @@ class Departures:
             del self._to[shard]
         if not chosen:
             self._in_turn(self._next)
+
+    def _leave_for_the_next(self, chosen: list[ClientConnection]) -> None:
+        """These are chosen again for the next batch."""
+        cids = [one.cid for one in chosen]
+        if self._named is None:
+            self._looked_at.difference_update(cids)
+        else:
+            self._named[self._target] = chain(cids, self._named[self._target])
 
     def _share_out(self, shard: int) -> None:
         """This one takes nobody: the others take its share, if there are any."""

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from gnatswarm.broker import frozen as records
+from gnatswarm.broker import moves as module
 from gnatswarm.broker import options
 from gnatswarm.broker.connection import ClientConnection
 from gnatswarm.broker.errors import CloseReason
@@ -277,6 +278,86 @@ def test_who_cannot_be_moved_is_refused_with_the_reason_and_stays(moving):
     mesh.settle()
     moving.deliver()
     mesh.close()
+
+
+def test_a_client_whose_subscriptions_are_too_long_for_an_offer_is_not_moved(moving, monkeypatch):
+    client, other = moving.mesh.clients[:2]
+    moves = moving.hosts[OLD].probe.moves
+    client.feed(b"".join(b"SUB %b.%d %d\r\n" % (b"s" * 100, n, n) for n in range(10)))
+    other.feed(b"SUB a 1\r\n")
+    moving.mesh.settle()
+    monkeypatch.setattr(module, "MOST_SUBSCRIPTION_BYTES", 1200)
+    why = "its subscriptions have 1,370 bytes; at most 1,200 are moved"
+    assert (moves.why_not(client.connection), moves.why_not(other.connection)) == (why, None)
+    with pytest.raises(RecordRefused, match=why):
+        moves.move([client.connection], NEW)
+    moving.move(other)
+    assert other.engine is moving.mesh.engines[NEW] and not client.socket.is_held
+    moving.mesh.close()
+
+
+def test_clients_whose_subscriptions_are_too_long_together_do_not_move_together(moving, monkeypatch):
+    client, other = moving.mesh.clients[:2]
+    moves = moving.hosts[OLD].probe.moves
+    for one in (client, other):
+        one.feed(b"".join(b"SUB %b.%d %d\r\n" % (b"s" * 100, n, n) for n in range(10)))
+    moving.mesh.settle()
+    both = [client.connection, other.connection]
+    monkeypatch.setattr(module, "MOST_SUBSCRIPTION_BYTES", 2 * 1370 - 1)
+    assert moves.fitting(both) == 1
+    with pytest.raises(RecordRefused, match="2 clients; those of 1 can move together"):
+        moves.move(both, NEW)
+    monkeypatch.setattr(module, "MOST_SUBSCRIPTION_BYTES", 2 * 1370)
+    monkeypatch.setattr(module, "MOST_SUBSCRIPTIONS", 19)
+    assert moves.fitting(both) == 1
+    monkeypatch.setattr(module, "MOST_SUBSCRIPTIONS", 20)
+    assert moves.fitting(both) == 2
+    moving.move(client, other)
+    assert {one.engine for one in (client, other)} == {moving.mesh.engines[NEW]}
+    moving.mesh.close()
+
+
+@pytest.mark.parametrize("queue", [b"", b" q" + b"u" * 60])
+def test_what_an_offer_takes_is_known_before_it_is_written_down(moving, monkeypatch, queue):
+    """Members of queue groups stand in it twice: as subscriptions, and in the shifts of the counts."""
+    client = moving.mesh.clients[0]
+    client.feed(b"".join(b"SUB %b.%d%b %d\r\n" % (b"s" * (n % 300), n, queue, n) for n in range(300)))
+    moving.mesh.settle()
+    end = moving.mesh.ends[OLD, NEW]
+    begin = len(end.socket.sent)
+    moving.begin(client)
+    size = int(bytes(end.socket.sent[begin:]).split(b"\r\n")[0].split(b" ")[2])
+    moving.hosts[OLD].probe.moves.stop()
+    moving.mesh.settle()
+    monkeypatch.setattr(module, "MOST_SUBSCRIPTION_BYTES", size - 100)  # (that is for the client)
+    assert moving.hosts[OLD].probe.moves.why_not(client.connection) is not None
+    monkeypatch.setattr(module, "MOST_SUBSCRIPTION_BYTES", size * 2)
+    assert moving.hosts[OLD].probe.moves.why_not(client.connection) is None
+    moving.mesh.close()
+
+
+@pytest.mark.parametrize("queue", [b"", b" q" + b"u" * 400])
+def test_a_client_for_whom_an_offer_has_no_room_left_stays(moving, monkeypatch, queue):
+    """What the host says of clients is known when they are written down. A shift is part of the offer, too."""
+    client, other = moving.mesh.clients[:2]
+    for one in (client, other):
+        one.feed(b"SUB a%b 1\r\n" % queue)
+    moving.mesh.settle()
+    monkeypatch.setattr(moving.hosts[OLD], "words_of", lambda client: b"w" * 1000)
+    monkeypatch.setattr(moving.hosts[NEW], "admit", admit_anybody(moving.hosts[NEW]))
+    monkeypatch.setattr(module, "MOST_OFFER_BYTES", 3000 if queue else 2000)
+    moving.move(client, other)
+    assert [one.engine is moving.mesh.engines[NEW] for one in (client, other)] == [True, False]
+    assert moving.hosts[OLD].ends == [""] and not other.socket.is_held
+    monkeypatch.setattr(module, "MOST_OFFER_BYTES", 1000)
+    moving.move(other)
+    assert moving.hosts[OLD].ends[1].endswith("bytes of an offer of at most 1,000") and not other.socket.is_held
+    moving.mesh.close()
+
+
+def admit_anybody(host):
+    """Its admit(), whatever the old shard's host has said of the client."""
+    return lambda old, id, offered: Host.admit(host, old, id, msgspec.structs.replace(offered, words=b"who it is"))
 
 
 def test_a_move_that_is_stopped_in_time_leaves_the_client_where_it_was(moving):

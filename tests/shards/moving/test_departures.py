@@ -53,6 +53,7 @@ class World:
         self.closed: dict[int, str] = {}  # shards that cannot be reached, with the reason
         self.late_objections: dict[int, str] = {}  # of those that were chosen
         self.refuses = ""
+        self.most_fitting = BATCH_CLIENTS  # clients whose subscriptions fit one offer
         self.batches: list[tuple[int, list[int]]] = []
         self.began_s: list[float] = []
         self.n_stopped = 0
@@ -100,8 +101,12 @@ class World:
         """As Moves.move(), and as the `Mover` of a departure."""
         if self.refuses:
             raise RecordRefused(self.refuses)
+        assert len(connections) <= self.most_fitting
         self.batches.append((shard, list(connections)))
         self.began_s.append(self.now_s)
+
+    def fitting(self, connections: Any) -> int:
+        return min(len(connections), self.most_fitting)
 
     def why_not(self, connection: Any) -> str | None:
         return self.late_objections.get(connection)
@@ -309,6 +314,31 @@ def test_who_cannot_move_any_more_when_the_batch_begins_leaves_the_others_alone(
     world.arrive()
     world.advance(1.0)
     assert world.batches[1:] == [(1, [1])]
+
+
+def test_those_whose_subscriptions_do_not_fit_one_offer_follow_in_the_next() -> None:
+    world = World(8)
+    world.most_fitting = 3
+    world.begin({1: 8})
+    while not world.done:
+        world.arrive()
+        world.advance(1.0)
+    assert [len(batch) for _, batch in world.batches] == [3, 3, 2]
+    assert world.done == [(8, {})] and not world.open
+
+
+def test_named_clients_whose_subscriptions_do_not_fit_one_offer_follow_in_the_next() -> None:
+    world = World(9)
+    world.most_fitting = 3
+    world.late_objections = {1: "it waits for a slow receiver"}
+    done: list[bool] = []
+    world.departures.begin_named({1: range(9)}, lambda: done.append(True))
+    world.advance(0)
+    while not done:
+        world.arrive()
+        world.advance(1.0)
+    assert [batch for _, batch in world.batches] == [[0, 2, 3], [4, 5, 6], [7, 8]]
+    assert list(world.open) == [1]
 
 
 def room_for(world: World, clients: int) -> None:
