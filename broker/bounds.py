@@ -9,6 +9,9 @@ from __future__ import annotations
 # payload, and with a pending limit below one payload a broker could not deliver it.
 LARGEST_MAX_PAYLOAD_BYTES = 64 * 1024 * 1024
 LARGEST_MAX_CONTROL_LINE_BYTES = 128 * 1024
+# One payload between shards and between servers: with what is added to a message's header on its way to other accounts
+# and under a trace. That is who asks, of some 400 KB at most (a CONNECT of one control line), and one destination.
+LARGEST_FRAME_PAYLOAD_BYTES = LARGEST_MAX_PAYLOAD_BYTES + 1024 * 1024
 
 # Our "no limit", for which nats-server has -1: more connections than one host's ports and memory allow.
 NO_MAX_CONNECTIONS = 2**31 - 1

@@ -62,7 +62,7 @@ cdef enum RouteOpKind:
     ROUTE_BAD          # an invalid frame: the link is closed
 
 cdef enum:
-    LARGEST_PAYLOAD_BYTES = 67108864   # of any message, whatever max_payload says (broker.bounds)
+    LARGEST_PAYLOAD_BYTES = 68157440   # of any message, whatever max_payload says (broker.bounds)
     # Account, subject, reply and the queue names of one frame, with room to spare: each but the names comes from one
     # control line of a client, and names are spread over frames (fanout.MOST_NAME_BYTES).
     MOST_ROUTE_LINE_BYTES = 229376

@@ -7,7 +7,7 @@ checked before anything is allocated nevertheless.
 
 from libc.string cimport memchr, memcmp, memcpy
 
-from gnatswarm.broker.bounds import LARGEST_MAX_PAYLOAD_BYTES
+from gnatswarm.broker.bounds import LARGEST_FRAME_PAYLOAD_BYTES
 from gnatswarm.broker.frame_line cimport first_queue, rest_of_line, write_interest_words
 from gnatswarm.broker.interest cimport MOST_SHARDS, SECOND_CHOICE
 from gnatswarm.broker.outbuf cimport out_mark_dirty, out_reserve
@@ -15,7 +15,7 @@ from gnatswarm.broker.parser cimport match_verb, parse_number, split_line
 from gnatswarm.broker.sublist cimport PREFIX_BYTES
 from gnatswarm.broker.word cimport SLACK
 
-cdef uint64_t MOST_PAYLOAD_BYTES = LARGEST_MAX_PAYLOAD_BYTES
+cdef uint64_t MOST_PAYLOAD_BYTES = LARGEST_FRAME_PAYLOAD_BYTES
 
 cdef enum:
     MOST_ROUTE_TOKENS = MOST_QUEUES + 9

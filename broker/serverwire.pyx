@@ -8,13 +8,13 @@ before anything is allocated.
 from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memchr, memcpy
 
-from gnatswarm.broker.bounds import LARGEST_MAX_PAYLOAD_BYTES
+from gnatswarm.broker.bounds import LARGEST_FRAME_PAYLOAD_BYTES
 from gnatswarm.broker.frame_line cimport first_queue, rest_of_line, write_interest_words
 from gnatswarm.broker.outbuf cimport out_mark_dirty, out_reserve
 from gnatswarm.broker.parser cimport match_verb, parse_number, split_line
 from gnatswarm.broker.word cimport SLACK
 
-cdef uint64_t MOST_PAYLOAD_BYTES = LARGEST_MAX_PAYLOAD_BYTES
+cdef uint64_t MOST_PAYLOAD_BYTES = LARGEST_FRAME_PAYLOAD_BYTES
 
 
 cdef inline ServerOpKind finish(ServerOp *op, ServerOpKind kind) noexcept nogil:

@@ -19,6 +19,7 @@ import orjson
 
 from gnatswarm.broker import advisory, census, service_latency
 from gnatswarm.broker.advisory import Person, ServerIdentity
+from gnatswarm.broker.bounds import LARGEST_MAX_CONTROL_LINE_BYTES, LARGEST_MAX_PAYLOAD_BYTES
 from gnatswarm.broker.connection import ClientConnection, Fence
 from gnatswarm.broker.errors import CloseReason
 from gnatswarm.broker.options import GLOBAL_ACCOUNT
@@ -228,6 +229,13 @@ class System:
 
     def _say(self, account: str, subject: bytes, payload: bytes, header: bytes = b"", reply: bytes = b"") -> None:
         if self._is_closed:
+            return
+        if len(header) + len(payload) > LARGEST_MAX_PAYLOAD_BYTES or len(subject) > LARGEST_MAX_CONTROL_LINE_BYTES:
+            logger.warning(  # as no client could publish it: the document of a trace, which quotes a message's header
+                "A message of the broker's own is not published, because it is too long: %d bytes on a subject of %d",
+                len(header) + len(payload),
+                len(subject),
+            )
             return
         voice = self._voices.get(account)
         if voice is None:

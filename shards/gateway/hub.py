@@ -16,7 +16,7 @@ from gnatswarm.broker.access.auth import Admission, Authenticator, HashedPasswor
 from gnatswarm.broker.access.certificate_names import find_user, names_of
 from gnatswarm.broker.access.connect import ClientOptions, who_claims
 from gnatswarm.broker.advisory import Person
-from gnatswarm.broker.bounds import LARGEST_MAX_PAYLOAD_BYTES
+from gnatswarm.broker.bounds import LARGEST_FRAME_PAYLOAD_BYTES
 from gnatswarm.broker.errors import AuthorizationViolation, CloseReason
 from gnatswarm.broker.options import Permissions as PermissionOptions
 from gnatswarm.broker.permissions import Permissions
@@ -323,7 +323,7 @@ class HubSession(LeafConnection):
         self.link.must_authenticate = False
         self.announce()
         if self._frames is not None:
-            self._frames.allow(LARGEST_MAX_PAYLOAD_BYTES + FRAME_ROOM_BYTES)
+            self._frames.allow(LARGEST_FRAME_PAYLOAD_BYTES + FRAME_ROOM_BYTES)
         self.link.takes_headers(connect.headers and self._owner.takes_headers)
         self.link.only_queues_as = connect.server_id if connect.only_queues else ""
         self._apply(admission.identity)

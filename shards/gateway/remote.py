@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from gnatswarm.broker.bounds import LARGEST_MAX_PAYLOAD_BYTES
+from gnatswarm.broker.bounds import LARGEST_FRAME_PAYLOAD_BYTES
 from gnatswarm.shards.gateway import words
 from gnatswarm.shards.gateway.leaf import LeafSession
 from gnatswarm.shards.sockets.gate import Gate
@@ -341,7 +341,7 @@ class Remote:
         path = f"{address.path}/leafnode" if address.path else "leafnode"
         return lambda _: DialledFrames(
             f"{scheme}://{address}/{path}",
-            most_bytes=LARGEST_MAX_PAYLOAD_BYTES + FRAME_ROOM_BYTES,
+            most_bytes=LARGEST_FRAME_PAYLOAD_BYTES + FRAME_ROOM_BYTES,
             is_compressed=self.remote.ws_compression,
             masks=not self.remote.ws_no_masking,
         )

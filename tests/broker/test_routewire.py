@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gnatswarm.broker.bounds import LARGEST_MAX_PAYLOAD_BYTES
+from gnatswarm.broker.bounds import LARGEST_FRAME_PAYLOAD_BYTES, LARGEST_MAX_PAYLOAD_BYTES
 from gnatswarm.broker.routewire import parse_route
 
 SECOND = 0x80000000  # added to the number of members that are second choice
@@ -80,7 +80,8 @@ def test_a_frame_says_what_it_says_whatever_follows(frame, expected):
 
 @pytest.mark.parametrize("start", ["RMSG $G a ", "HMSG $G a 12 ", "QMSG 5 3 0 0 $G a | q "])
 def test_a_message_has_at_most_the_largest_size_that_can_be_configured(start):
-    size = LARGEST_MAX_PAYLOAD_BYTES
+    size = LARGEST_FRAME_PAYLOAD_BYTES
+    assert size == LARGEST_MAX_PAYLOAD_BYTES + 1024 * 1024
     assert parse_route(f"{start}{size}\r\n".encode())["size"] == size
     assert parse_route(f"{start}{size + 1}\r\n".encode()) == {"op": "BAD"}
 
@@ -143,7 +144,7 @@ BAD = [
     b"QEND x $G a q\r\n",
     b"QEND 1 $G a q 1\r\n",
     b"MOVE 7\r\n",
-    b"MOVE 7 67108865\r\n",
+    b"MOVE 7 68157441\r\n",
     b"MOVE x 7\r\n",
     b"MOVE 7 7 7\r\n",
     b"MSTOP \r\n",
@@ -169,7 +170,7 @@ BAD = [
     b"RGOES _R_.00AAAAAAAA. 64\r\n",
     b"RDROP _R_.00AAAAAAAA. 1\r\n",
     b"RDUE _R_.00AAAAAAAA. 2 0\r\n",
-    b"RDUE _R_.00AAAAAAAA. 1 67108865\r\n",
+    b"RDUE _R_.00AAAAAAAA. 1 68157441\r\n",
     b"RDUE _R_.00AAAAAAAA. 1\r\n",
     b"XMS $G a 2\r\n",
     b"XHMG $G a 2\r\n",

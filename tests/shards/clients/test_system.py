@@ -12,6 +12,7 @@ import pytest_asyncio
 
 from gnatswarm.broker.options import Account, Options, Permissions, User
 from gnatswarm.shards.boundary.control import AccountChanged, ControlMessage, SystemEvent, SystemReply, SystemRequest
+from gnatswarm.shards.clients import system as module
 from gnatswarm.shards.clients.system import MOST_ASKED_BY_OTHERS, MOST_BODY_BYTES, permissions_document
 from tests.support.one_shard import Client, OneShard
 
@@ -153,6 +154,24 @@ async def test_what_the_router_says_reaches_who_wants_it(told: Told) -> None:
     assert await admin.wait(b"}\r\n") == b"MSG $SYS.SERVER.N.STATSZ 2 3\r\n{1}\r\n"
     told.system.on_event(SystemEvent("$SYS.SERVER.N.SHUTDOWN", b"{2}", is_last_word=True))
     assert await admin.wait(b"}\r\n") == b"MSG $SYS.SERVER.N.SHUTDOWN 1 3\r\n{2}\r\n"
+
+
+async def test_what_no_client_could_publish_the_broker_does_not_either(
+    told: Told, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The document of a trace quotes the header of a message, and that says where it goes: a link would not take it."""
+    admin = await told.client(b"admin", b">")
+    monkeypatch.setattr(module, "LARGEST_MAX_PAYLOAD_BYTES", 1000)
+    header = b"NATS/1.0\r\nA: b\r\n\r\n"
+    told.system.say_soon("$SYS", b"a", b"x" * (1001 - len(header)), header)
+    told.system.say_soon("$SYS", b"b" * 131_073, b"x")
+    told.system.say_soon("$SYS", b"c", b"x" * 1000)
+    assert b"MSG c 1 1000\r\n" in (said := await admin.wait(b"x\r\n"))
+    assert b"MSG a" not in said and b"MSG b" not in said
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
+        "A message of the broker's own is not published, because it is too long: 1001 bytes on a subject of 1",
+        "A message of the broker's own is not published, because it is too long: 1 bytes on a subject of 131073",
+    ]
 
 
 async def test_an_accounts_number_is_said_once_however_many_come(told: Told) -> None:
