@@ -821,14 +821,14 @@ cdef class Moves:
         cdef size_t size
         if client.out.moving:
             return "it is moving"
+        if client.subs.count > MOST_SUBSCRIPTIONS:   # (asked again and again: look at none of so many)
+            return f"it has {client.subs.count:,} subscriptions; at most {MOST_SUBSCRIPTIONS:,} are moved"
         if has_bounded_member(client):
             return "a queue subscription of its has a max"
         if out_pending(&client.out) > MOST_UNSENT_BYTES:
             return f"{out_pending(&client.out):,} bytes wait to be sent to it; at most {MOST_UNSENT_BYTES:,} are moved"
         if client.holds & HOLD_STALL:
             return "it waits for a slow receiver"
-        if client.subs.count > MOST_SUBSCRIPTIONS:
-            return f"it has {client.subs.count:,} subscriptions; at most {MOST_SUBSCRIPTIONS:,} are moved"
         size = offer_bytes(client)
         if size > <size_t>MOST_SUBSCRIPTION_BYTES:
             return f"its subscriptions have {size:,} bytes; at most {MOST_SUBSCRIPTION_BYTES:,} are moved"
