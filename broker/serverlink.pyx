@@ -380,14 +380,15 @@ cdef class ServerLink(Peer):
         if sublist is not self.sublist:
             self.sublist = sublist
             self.repeat.line_size = 0
-        if unlikely(sublist.account == self.exchange.system_account) and op.n_queues == 0 \
+        if unlikely(sublist.account == self.exchange.system_account) and not op.only_queues \
                 and self.dialect == DIALECT_ROUTE:
-            # One shard of this broker answers: see Exchange.tell_queue().
-            op.queues = &answerers
-            op.n_queues = 1
+            # One shard of this broker answers, whatever groups there are besides: see Exchange.tell_queue().
+            if op.n_queues == 0:
+                op.queues = &answerers
+            op.queues[op.n_queues].at = ANSWERERS   # (behind the last group stood the size)
+            op.queues[op.n_queues].size = 5
+            op.n_queues += 1
             op.is_plain = False
-            answerers.at = ANSWERERS
-            answerers.size = 5
         if unlikely(op.n_queues > 1):
             op.n_queues = distinct(op.queues, op.n_queues)
         self.in_msgs += 1

@@ -534,6 +534,35 @@ def test_a_group_whose_name_is_too_long_for_the_engine_is_refused(size: int):
     cluster.close()
 
 
+VARZ = b"$SYS.REQ.SERVER.PING.VARZ"
+
+
+@pytest.mark.parametrize("kind", ["route"])
+@pytest.mark.parametrize("words", [b"", b"reply ", b"| audit ", b"+ reply other audit "])
+def test_one_shard_answers_what_a_server_asks_of_the_system_account(
+    kind: Literal["route", "leaf", "hub"], words: bytes
+):
+    """Also where the frame names queue groups: a member of one of those answers nothing."""
+    cluster = Members(1, fenced=False)
+    first, auditor, *_, last = cluster.members[0].clients
+    cluster.members[0].exchange.system_account = b"$G"
+    for shard in (first, last):
+        shard.connection.post(b"SUB %b _sys_ answerer\r\n" % VARZ)
+    auditor.feed(b"SUB $SYS.REQ.> audit auditor\r\n")
+    cluster.settle()
+    end = server(cluster, kind)
+    told = b"RS+ $G %b\r\n" if kind == "route" else b"LS+ %b\r\n"
+    assert told % VARZ in bytes(end.socket.sent) and b"_sys_" not in bytes(end.socket.sent)
+    verb = b"RMSG $G" if kind == "route" else b"LMSG"
+    for _ in range(5):
+        end.engine.probe.feed(end.socket, b"%b %b %b1\r\nx\r\n" % (verb, VARZ, words))
+    cluster.settle()
+    assert len(first.messages() + last.messages()) == 5
+    assert len(auditor.messages()) == (5 if b"audit" in words else 0)
+    end.link.leave()
+    cluster.close()
+
+
 def test_what_a_hub_sends_goes_to_hubs_of_other_clusters_alone():
     cluster = Members(1, fenced=False)
     first, same, other, unnamed = (server(cluster, "hub", b"LS+ a", of=of) for of in ("lake", "lake", "marsh", ""))
