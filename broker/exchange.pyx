@@ -18,7 +18,7 @@ from gnatswarm.broker.outbuf cimport CLOSE_NONE, Blob, blob_release, out_mark_di
 from gnatswarm.broker.reroutes cimport CAME_IN, LINGERING, REFUSED, OriginLink
 from gnatswarm.broker.routewire cimport write_interest
 from gnatswarm.broker.rules cimport StreamImport
-from gnatswarm.broker.serverwire cimport DIALECT_LEAF, DIALECT_ROUTE, MOST_ORIGIN_BYTES, write_server_interest
+from gnatswarm.broker.serverwire cimport DIALECT_LEAF, MOST_ORIGIN_BYTES, write_server_interest
 from gnatswarm.broker.word cimport SLACK, hash_bytes, unlikely
 
 from libc.string cimport memchr, memcmp, memcpy
@@ -82,6 +82,11 @@ cdef bytes short_id(str server_id):
 
 cdef bint is_loop_subject(const uint8_t *subject, size_t size) noexcept nogil:
     return size > 5 and memcmp(subject, b'$LDS.', 5) == 0
+
+
+cdef inline bint is_count(const uint8_t *subject, size_t size) noexcept nogil:
+    """Of how many subscriptions members have: see shards.clients.system."""
+    return size == 22 and memcmp(subject, b'$SYS.REQ.ACCOUNT.NSUBS', 22) == 0
 
 
 cdef class Known(FencedBatch):
@@ -907,10 +912,10 @@ cdef class Exchange(Onward):
         cdef OutBuf *out = self.outs[slot]
         if before == after:
             return
-        if dialect == DIALECT_ROUTE and queue_size == 5 and memcmp(queue, ANSWERERS, 5) == 0 \
-                and interest.account == self.system_account:
-            # Every server of a cluster answers a request to the system account: of this broker one shard does. Only how
-            # many subscriptions all have is for the server of the asker to say.
+        if queue_size == 5 and memcmp(queue, ANSWERERS, 5) == 0 and interest.account == self.system_account \
+                and not (dialect == DIALECT_LEAF and is_count(subject, size)):
+            # Every server answers a request to the system account: of this broker one shard does. Only how many
+            # subscriptions all have is for the server of the asker to say; and each member says its own, no leaf node.
             if bool(before) != bool(after) and not (size == 22 and memcmp(subject, b'$SYS.DEBUG.SUBSCRIBERS', 22) == 0):
                 self.tell(slot, interest, subject, size, origin, after != 0)
             return

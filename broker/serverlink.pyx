@@ -380,8 +380,7 @@ cdef class ServerLink(Peer):
         if sublist is not self.sublist:
             self.sublist = sublist
             self.repeat.line_size = 0
-        if unlikely(sublist.account == self.exchange.system_account) and not op.only_queues \
-                and self.dialect == DIALECT_ROUTE:
+        if unlikely(sublist.account == self.exchange.system_account) and not op.only_queues:
             # One shard of this broker answers, whatever groups there are besides: see Exchange.tell_queue().
             if op.n_queues == 0:
                 op.queues = &answerers

@@ -537,7 +537,7 @@ def test_a_group_whose_name_is_too_long_for_the_engine_is_refused(size: int):
 VARZ = b"$SYS.REQ.SERVER.PING.VARZ"
 
 
-@pytest.mark.parametrize("kind", ["route"])
+@pytest.mark.parametrize("kind", ["route", "leaf", "hub"])
 @pytest.mark.parametrize("words", [b"", b"reply ", b"| audit ", b"+ reply other audit "])
 def test_one_shard_answers_what_a_server_asks_of_the_system_account(
     kind: Literal["route", "leaf", "hub"], words: bytes
