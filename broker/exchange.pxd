@@ -184,7 +184,7 @@ cdef class Exchange(Onward):
     cdef int begin(self, int slot, list pongs_due) except -1
     # The sublists whose messages pass there.
     cdef list accounts_of(self, int slot)
-    # Tells it all that it may be told, also what it knows.
+    # Tells it all that it may be told.
     cdef int tell_interest(self, int slot) except -1
     # Nothing more goes to servers whose connection is about to end.
     cdef void forget_condemned(self) noexcept

@@ -1086,7 +1086,7 @@ cdef class Exchange(Onward):
         return [self.accounts[slot]] if self.accounts[slot] is not None else list(self.mesh.accounts.values())
 
     cdef int tell_interest(self, int slot) except -1:
-        """All that it may be told. Again is no harm."""
+        """All that it may be told, once: to a nats-server what is told again is one subscription more."""
         cdef Retelling retelling = Retelling()
         retelling.exchange = self
         retelling.hears_remote = True
@@ -1169,15 +1169,14 @@ cdef class Exchange(Onward):
 
     def set_permissions(self, int slot, Permissions permissions):
         """What passes to and from a server from now on: publish rules are for what it is sent, subscribe rules for what
-        is told to it and comes from it. None: everything."""
+        is told to it and comes from it. None: everything. Before begin(): what has been told is not taken back, so a
+        connection whose rights change has to be made anew."""
         self.permissions[slot] = permissions
         self.restricted &= ~(<uint64_t>1 << slot)
         if permissions is not None:
             self.restricted |= <uint64_t>1 << slot
         for sublist in self.mesh.accounts.values():
             (<Sublist>sublist).forget_entries()
-        if (self.told >> slot) & 1:  # it may be told of what it might not before
-            self.tell_interest(slot)
 
     def withdraw(self, call):
         """Tell siblings that other servers want nothing any more, though those still get what is on its way to them;

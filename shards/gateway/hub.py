@@ -136,7 +136,6 @@ class HubSession(LeafConnection):
         self.reached = reached  # our address to which it has connected
         self.connect: LeafConnect | None = None
         self.admission: Admission | None = None
-        self._ruled: set[str] = set()  # directions of which it has been told rules
         self._names = names  # in its certificate, by WebSocket
         self._tls: SSLObject | None = None  # None: not encrypted, or not yet, or by another shard, for WebSocket
         self._user = ""
@@ -359,9 +358,6 @@ class HubSession(LeafConnection):
         ):
             if allow is not None or deny:
                 content[key] = words.Rules(allow, deny or None)
-                self._ruled.add(key)
-            elif key in self._ruled:  # a leaf node goes on with the rules that it knows, unless it hears of others
-                content[key] = words.Rules((">",))
         if self._is_gnatswarm:
             content["only_queues"] = True
             if rights.responses:
@@ -378,7 +374,11 @@ class HubSession(LeafConnection):
         return self.connect is not None and bool(self.connect.gnatswarm)
 
     def reload(self) -> bool:
-        """The rules for log-ins have changed. False: under these it would not be here, and is being closed."""
+        """The rules for log-ins have changed. False: it is being closed, because it would not be here under these.
+
+        So it is if its rights have changed, and comes back: then each end has told the other all that it may be told
+        and no more, and nothing that was on its way is a violation of rights of which the leaf node had not heard.
+        """
         if self.connect is None:
             return True
         objection = self._certificate_objection()
@@ -395,9 +395,11 @@ class HubSession(LeafConnection):
             logger.error("%s - the configuration does not admit it any more", self)
             self._refuse("Authorization Violation")
             return False
-        if identity != self.admission.identity:
-            self.admission = msgspec.structs.replace(self.admission, identity=identity)
-            self._apply(identity)
+        if identity.permissions != self.admission.identity.permissions:
+            logger.info("%s - the configuration changes its rights: it has to connect again", self)
+            self._end("Permissions Changed")
+            return False
+        self.admission = msgspec.structs.replace(self.admission, identity=identity)
         return True
 
     def is_replaced_by(self, other: HubSession) -> bool:

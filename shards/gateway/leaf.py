@@ -103,6 +103,7 @@ class LeafSession(LeafConnection):
         self.account = remote.account
         self._is_greeted = info is not None
         self._is_refused = False
+        self._rules: tuple[words.Rules | None, words.Rules | None] = (None, None)  # of the hub, when it accepted
         self.info = info if info is not None else words.ServerInfo()
         self.address = address
 
@@ -205,6 +206,7 @@ class LeafSession(LeafConnection):
 
     def _apply_rules(self, info: ServerInfo) -> None:
         """In its INFO, `export` is what a leaf may publish. ValueError, OverflowError."""
+        self._rules = (info.imports, info.exports)
         exports, imports = info.exports or words.Rules(), info.imports or words.Rules()
         rules = PermissionOptions(
             publish_allow=_limiting(exports.allow),
@@ -216,6 +218,11 @@ class LeafSession(LeafConnection):
         answers = info.answers or words.Answers()
         # (an answer that comes too late would end the connection)
         self.link.set_answers(answers.max, max(0.0, answers.expires_s) * ANSWER_SHARE)
+
+    def _changes_rights(self, info: ServerInfo) -> bool:
+        """Whether a later INFO has other rules than the one that accepted; what it leaves out goes on."""
+        imports, exports = self._rules
+        return info.imports not in (None, imports) or info.exports not in (None, exports)
 
     # ---- from the engine
 
@@ -238,8 +245,9 @@ class LeafSession(LeafConnection):
         elif not self.is_accepted:
             if info.connect_info or not self.info.info_on_connect:
                 self._accepted(info)
-        elif info.imports is not None or info.exports is not None:
-            self._apply_permissions(info)
+        elif self._changes_rights(info):
+            # What each end has told the other fits the former rules: over a new connection it fits the present ones.
+            self._end("the hub has changed the rights")
 
     def on_connect(self, _raw: bytes) -> None:
         """A hub does not say CONNECT."""

@@ -484,7 +484,7 @@ class ByHand:
         self._server.close()
 
 
-async def test_a_leaf_node_sends_what_its_hub_allows_now(start: Start, net: Net) -> None:
+async def test_a_leaf_node_sends_what_its_hub_allows(start: Start, net: Net) -> None:
     port = await ByHand().open()
     leaf = start("gnatswarm-2", leaf_config(port.port))
     hub = await port.next()
@@ -498,11 +498,32 @@ async def test_a_leaf_node_sends_what_its_hub_allows_now(start: Start, net: Net)
             await client.send("PUB known none 0\r\n\r\n")
             if not any(frame.subject == "none" for frame in await client.flush()):
                 break
-    for subject, other in (("one", "two"), ("two", "one")):
-        await client.send(f"PUB {other} 2\r\nno\r\nPUB {subject} 2\r\nhi\r\n")
-        assert f"LMSG {other}".encode() not in await hub.until(f"LMSG {subject} 2\r\nhi\r\n".encode())
-        hub.inform(connect_info=True, export={"allow": ["two"]})
-        await hub.told()
+    await client.send("PUB two 2\r\nno\r\nPUB one 2\r\nhi\r\n")
+    assert b"LMSG two" not in await hub.until(b"LMSG one 2\r\nhi\r\n")
+    hub.writer.close()
+    port.close()
+
+
+async def test_a_hub_that_changes_the_rights_is_dialled_again(start: Start, net: Net) -> None:
+    """What each end has told fits the former ones. The same ones again, or none, change nothing."""
+    port = await ByHand().open()
+    leaf = start("gnatswarm-1", leaf_config(port.port, remote="reconnect_delay: '1ms'"))
+    client = await net.client(leaf)
+    await subscribed(client, "one 1", "two 2")
+    hub = await port.next()
+    hub.inform(connect_info=True, export={"allow": ["x"]}, **{"import": {"allow": ["one"]}})
+    told = await hub.told()
+    assert b"LS+ one\r\n" in told and b"LS+ two" not in told
+    hub.inform(connect_info=True, export={"allow": ["x"]}, **{"import": {"allow": ["one"]}})
+    hub.inform(leafnode_urls=[])
+    assert b"LS" not in await hub.told()
+    hub.inform(connect_info=True, **{"import": {"allow": ["two"]}})
+    with pytest.raises(asyncio.IncompleteReadError):
+        await hub.until(b"LS+")
+    hub = await port.next()
+    hub.inform(connect_info=True, **{"import": {"allow": ["two"]}})
+    told = await hub.told()
+    assert b"LS+ two\r\n" in told and b"LS+ one" not in told
     hub.writer.close()
     port.close()
 
