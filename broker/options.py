@@ -188,7 +188,7 @@ class Account(_Discreet, frozen=True, forbid_unknown_fields=True):
     """An account: its messages reach its own users only, except what it exports."""
 
     name: str  # the account's name, as other options and logs use it
-    max_subscriptions: int = 0  # of each client; 0: the broker's own limit
+    max_subscriptions: int = 0  # of each client, leaf node and hub; 0: the broker's own limit
     max_payload_bytes: int = 0  # of each message; 0: the broker's own limit
     max_connections: int = 0  # at the same time, on all shards together; 0: the broker's own limit
     max_leafnodes: int = 0  # connections of leaf nodes at the same time; 0: as many as there are places, 31
@@ -199,6 +199,15 @@ class Account(_Discreet, frozen=True, forbid_unknown_fields=True):
     trace_destination: str = ""  # where traces of messages go that a header `traceparent` asks for; "": nowhere
     trace_percent: int = 100  # 1 to 100: of those messages, how many are traced
     jetstream: bool = False  # in a cluster, its clients use the JetStream of members that have it
+
+    def lowers(self, limits: Limits) -> Limits:
+        """The broker's limits, lowered to those of this account."""
+        most = self.max_subscriptions
+        if most and (not limits.max_subscriptions or most < limits.max_subscriptions):
+            limits = msgspec.structs.replace(limits, max_subscriptions=most)
+        if self.max_payload_bytes and self.max_payload_bytes < limits.max_payload_bytes:
+            limits = msgspec.structs.replace(limits, max_payload_bytes=self.max_payload_bytes)
+        return limits
 
 
 class CertificatePair(_Discreet, frozen=True, forbid_unknown_fields=True):
@@ -429,6 +438,11 @@ class Options(_Discreet, frozen=True, forbid_unknown_fields=True):
     def is_like_newer(self) -> bool:
         """Whether to behave like nats-server 2.15."""
         return self.compatibility == NEW
+
+    def limits_of(self, account: str) -> Limits:
+        """The limits of one connection in this account."""
+        own = next((one for one in self.accounts if one.name == account), None)
+        return own.lowers(self.limits) if own is not None else self.limits
 
     @property
     def has_system_users(self) -> bool:

@@ -51,6 +51,7 @@ cdef class ServerLink(Peer):
     cdef readonly uint64_t in_msgs
     cdef readonly uint64_t in_bytes
     cdef readonly uint64_t subscriptions   # that it has told us
+    cdef public uint64_t max_subscriptions   # … of which there may be so many; 0: any number
     cdef readonly uint64_t active_us     # when it last sent something
     cdef readonly uint64_t in_lines      # operations so far
     cdef uint64_t due_bytes              # write_timeout: close: it has to have taken so many (of out.taken_bytes) …
@@ -75,6 +76,7 @@ cdef class ServerLink(Peer):
     cdef int slow_down(self, size_t size) except -1
     cdef bint may_rest(self) noexcept
     cdef int interest(self, ServerOp *op, bint wanted) except -1
+    cdef bint knows(self, Sublist sublist, ServerOp *op) noexcept
     cdef uint32_t weighed(self, Sublist sublist, ServerOp *op) noexcept
     cdef int add_up(self, Sublist sublist, ServerOp *op, bint wanted) except -1
     cdef int on_ping(self) except -1

@@ -22,7 +22,10 @@ class ServerSession(Protocol):
 
     def on_unknown_account(self, account: bytes, /) -> None: ...
     def on_refused(self, why: str, subject: bytes, /) -> None:
-        """What has no effect. Of a leaf node "Subscription", "Publish" and "Payload" are what it may not do."""
+        """What has no effect. Of a leaf node "Subscription", "Publish" and "Payload" are what it may not do.
+
+        "Limit" is interest over max_subscriptions.
+        """
 
     def on_broken(self, why: str, /) -> None: ...
     def on_closed(self, reason: int, /) -> None: ...
@@ -40,6 +43,7 @@ class ServerLink(Peer):
     def in_lines(self) -> int: ...
     @property
     def subscriptions(self) -> int: ...
+    max_subscriptions: int
     @property
     def active_us(self) -> int: ...
     must_authenticate: bool

@@ -235,7 +235,7 @@ cdef class ServerLink(Peer):
         cdef Sublist sublist = self.sublist_of(op)
         cdef const uint8_t *at = op.subject.at
         cdef size_t size = op.subject.size
-        cdef const Node *node
+        cdef bint was_wanted
         self.told_bytes += op.line_size
         if sublist is None:
             self.session.on_unknown_account(op.account.at[:op.account.size])
@@ -256,23 +256,33 @@ cdef class ServerLink(Peer):
         if self.names_origins and (op.origin.size or unlikely((self.exchange.splitting >> self.slot) & 1)) \
                 and self.add_up(sublist, op, wanted):
             return 0
-        if op.n_queues:   # (each change of its weight is told)
-            self.subscriptions += <int>(wanted and op.members != 0) - <int>(
-                sublist.remote_members(self.slot, at, size, op.queues[0].at, op.queues[0].size) != 0)
+        if op.n_queues and op.members == 0:
+            wanted = False
+        was_wanted = self.knows(sublist, op)   # (each change of a weight is told, and what ends may have been refused)
+        if wanted and not was_wanted and unlikely(self.max_subscriptions != 0) \
+                and self.subscriptions >= self.max_subscriptions:
+            self.session.on_refused("Limit", op.subject.at[:op.subject.size])
+            return 0
+        self.subscriptions += <int>wanted - <int>was_wanted
+        if op.n_queues:
             sublist.set_remote_queue(self.slot, at, size, op.queues[0].at, op.queues[0].size,
-                                     self.weighed(sublist, op) if wanted and op.members else 0)
+                                     self.weighed(sublist, op) if wanted else 0)
         else:
-            if wanted:
-                self.subscriptions += 1
-            else:   # (it may have been refused)
-                node = sublist.node_at(at, size)
-                self.subscriptions -= node != NULL and (node.remote >> self.slot) & 1
             sublist.set_remote(self.slot, at, size, wanted)
         if self.account is not None and unlikely(sublist.streams is not None) and not is_loop_subject(at, size):
             self.exchange.follow_streams(
                 self.slot, op.subject.at[:size], op.queues[0].at[:op.queues[0].size] if op.n_queues else b"",
                 0 if not wanted else op.members if op.n_queues else 1)
         return 0
+
+    cdef bint knows(self, Sublist sublist, ServerOp *op) noexcept:
+        """Whether it has told this interest."""
+        cdef const Node *node
+        if op.n_queues:
+            return sublist.remote_members(self.slot, op.subject.at, op.subject.size, op.queues[0].at,
+                                          op.queues[0].size) != 0
+        node = sublist.node_at(op.subject.at, op.subject.size)
+        return node != NULL and (node.remote >> self.slot) & 1
 
     cdef uint32_t weighed(self, Sublist sublist, ServerOp *op) noexcept:
         """A group's members: second choice if they are at a leaf node. nats-server 2.9 counts its own and its leaf

@@ -65,11 +65,4 @@ class Rights:
     def limits(self, account: str) -> Limits:
         """The broker's limits, lowered to those of the account."""
         own = self._accounts.get(account)
-        if own is None:
-            return self._limits
-        limits = self._limits
-        if own.max_subscriptions and (not limits.max_subscriptions or own.max_subscriptions < limits.max_subscriptions):
-            limits = msgspec.structs.replace(limits, max_subscriptions=own.max_subscriptions)
-        if own.max_payload_bytes and own.max_payload_bytes < limits.max_payload_bytes:
-            limits = msgspec.structs.replace(limits, max_payload_bytes=own.max_payload_bytes)
-        return limits
+        return own.lowers(self._limits) if own is not None else self._limits

@@ -96,6 +96,9 @@ class HubOwner(ConnectionOwner, Protocol):
     def account_of(self, identity: Identity) -> str:
         """The account here of a leaf node that was admitted so."""
 
+    def most_subscriptions(self, account: str) -> int:
+        """How much interest one leaf node of this account may tell; 0: any."""
+
     def is_full(self, session: HubSession) -> bool:
         """Whether its account has as many leaf nodes as it may."""
 
@@ -328,6 +331,7 @@ class HubSession(LeafConnection):
         self._apply(admission.identity)
         self._owner.on_accepted(self)
         limits = self._owner.limits
+        self.link.max_subscriptions = self._owner.most_subscriptions(self.account)
         self.link.begin(limits.max_pending_bytes, limits.max_payload_bytes)
         self._keep_pinging()
         self._owner.events.connected(self._person())
@@ -400,6 +404,7 @@ class HubSession(LeafConnection):
             self._end("Permissions Changed")
             return False
         self.admission = msgspec.structs.replace(self.admission, identity=identity)
+        self.link.max_subscriptions = self._owner.most_subscriptions(self.account)
         return True
 
     def is_replaced_by(self, other: HubSession) -> bool:
@@ -446,7 +451,7 @@ class HubSession(LeafConnection):
             self._refuse("Maximum Payload Violation")
             self._why = CloseReason.MAXIMUM_PAYLOAD_EXCEEDED.text
         else:
-            logger.error("%s - %s: %s", self, why, shown)
+            super().on_refused(why, subject)
 
     def on_broken(self, why: str) -> None:
         """Bytes that are no frame."""

@@ -11,6 +11,7 @@ import logging
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gnatswarm.broker.advisory import Person
+from gnatswarm.broker.errors import MaximumSubscriptionsExceeded
 from gnatswarm.broker.options import Permissions as PermissionOptions
 from gnatswarm.broker.permissions import Permissions
 from gnatswarm.broker.version import OWN_VERSION
@@ -62,6 +63,9 @@ class LeafOwner(ConnectionOwner, Protocol):
     @property
     def is_like_newer(self) -> bool:
         """Whether the broker behaves as nats-server 2.15."""
+
+    def most_subscriptions(self, account: str) -> int:
+        """How much interest a hub may tell to this account; 0: any."""
 
     def on_urls(self, info: ServerInfo) -> None:
         """The hub named the addresses of its cluster, or none."""
@@ -186,6 +190,7 @@ class LeafSession(LeafConnection):
             return
         if self.remote.deny_exports:
             self.link.withhold(Permissions(PermissionOptions(publish_deny=self.remote.deny_exports)))
+        self.link.max_subscriptions = self._owner.most_subscriptions(self.account)
         self.link.begin()
         self._keep_pinging()
         self._owner.on_accepted(self)
@@ -257,6 +262,9 @@ class LeafSession(LeafConnection):
         """The hub has refused something; it closes the connection itself, where that ends it."""
         text = raw.decode("utf-8", "replace").strip().strip("'")
         folded = text.lower()
+        if folded == MaximumSubscriptionsExceeded.text:  # the connection stays
+            self._log_limit()
+            return
         if any(said in folded for said in _WAIT_LONG):
             self._wait_long = True
         self._is_refused = True
@@ -294,7 +302,8 @@ class LeafSession(LeafConnection):
     # ---- life
 
     def reload(self) -> None:
-        """The rules for hubs' certificates may have changed: the connection ends if they refuse this one's."""
+        """The rules for hubs may have changed: the connection ends if they refuse this one's certificate."""
+        self.link.max_subscriptions = self._owner.most_subscriptions(self.account)
         if self._tls is not None and (objection := self._owner.objection_to_certificate(self._tls)):
             self._end(objection)
 

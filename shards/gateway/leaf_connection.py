@@ -11,7 +11,8 @@ import time
 from typing import TYPE_CHECKING, Protocol
 
 from gnatswarm.broker.advisory import Person
-from gnatswarm.broker.errors import CloseReason
+from gnatswarm.broker.errors import CloseReason, MaximumSubscriptionsExceeded
+from gnatswarm.broker.quoted import quoted
 from gnatswarm.broker.serverlink import ServerLink
 from gnatswarm.shards.boundary.rows import MOST_LEAF_SUBS, LeafRow
 
@@ -72,6 +73,7 @@ class LeafConnection:
         self._pings_out = 0
         self._why = ""
         self._wait_long = False
+        self._is_at_limit = False  # either end has told the other more interest than that takes; it is logged once
         self._timer: asyncio.TimerHandle | None = None
         self._loop_timer: asyncio.TimerHandle | None = None
         self.link = ServerLink(exchange, self, is_route=False)
@@ -129,7 +131,16 @@ class LeafConnection:
 
     def on_refused(self, why: str, subject: bytes) -> None:
         """An operation that has no effect."""
-        logger.error("%s: %s: %r", self, why, subject)
+        if why == "Limit":  # of interest: the connection goes on without it, as in nats-server
+            self._log_limit()
+            self.link.send(MaximumSubscriptionsExceeded().wire)
+        else:
+            logger.error("%s - %s: %s", self, why, quoted(subject[:200]))
+
+    def _log_limit(self) -> None:
+        if not self._is_at_limit:
+            self._is_at_limit = True
+            logger.error("%s - %s", self, MaximumSubscriptionsExceeded.text)
 
     def on_broken(self, why: str) -> None:
         """Bytes that are no frame; the link is being closed."""

@@ -292,6 +292,10 @@ class LeafPort:
         default = self._options.leafnodes.account
         return default if default and identity is NOBODY else identity.account
 
+    def most_subscriptions(self, account: str) -> int:
+        """How much interest one leaf node of this account may tell; 0: any."""
+        return self._options.limits_of(account).max_subscriptions
+
     def is_full(self, session: HubSession) -> bool:
         """Whether the account of this leaf node has as many as it may; those that it replaces do not count."""
         most = self._most_of.get(session.account, 0)

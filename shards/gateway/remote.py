@@ -266,6 +266,10 @@ class Remote:
             self.on_urls(info)
         await self._pass_messages(sock, address, info, gate)
 
+    def most_subscriptions(self, account: str) -> int:
+        """How much interest a hub may tell to this account; 0: any."""
+        return self._options.limits_of(account).max_subscriptions
+
     def objection_to(self, info: ServerInfo) -> str:
         """Why this first INFO is none of a hub; "": it is one."""
         if not info.client_id or (info.leafnode_urls is None and info.ws_connect_urls is None):

@@ -242,6 +242,35 @@ def test_the_rights_of_who_has_logged_in_here_hold_whichever_end_is_the_hub(kind
 
 
 @pytest.mark.parametrize("kind", ["leaf", "hub"])
+def test_of_so_much_interest_no_more_counts_until_some_ends(kind: Literal["leaf", "hub"]):
+    cluster = Members(1, fenced=False)
+    client = cluster.members[0].clients[0]
+    end = server(cluster, kind)
+    end.link.max_subscriptions = 3
+    end.refused = []
+
+    def told(*lines: bytes) -> list[bytes]:
+        """What is refused of that."""
+        assert end.refused is not None
+        end.refused.clear()
+        end.engine.probe.feed(end.socket, b"".join(line + b"\r\n" for line in lines))
+        cluster.settle()
+        assert {why for why, _ in end.refused} <= {"Limit"}
+        return [subject for _, subject in end.refused]
+
+    assert told(b"LS+ a", b"LS+ a", b"LS+ b", b"LS+ g q 1") == []
+    assert told(b"LS+ g q 5", b"LS+ a", b"LS+ c", b"LS+ g r 1", b"LS- d", b"LS- g r") == [b"c", b"g"]
+    begin = len(end.socket.sent)
+    client.feed(b"PUB a 0\r\n\r\nPUB b 0\r\n\r\nPUB c 0\r\n\r\nPUB g 0\r\n\r\n")
+    cluster.settle()
+    assert bytes(end.socket.sent[begin:]) == b"LMSG a 0\r\n\r\nLMSG b 0\r\n\r\nLMSG g | q 0\r\n\r\n"
+    assert told(b"LS- b", b"LS- b", b"LS+ c", b"LS+ d", b"LS- g q", b"LS+ e q 1", b"LS+ f") == [b"d", b"f"]
+    assert end.link.subscriptions == 3
+    end.link.leave()
+    cluster.close()
+
+
+@pytest.mark.parametrize("kind", ["leaf", "hub"])
 def test_who_has_logged_in_here_and_is_isolated_hears_of_no_leaf_node(kind: Literal["leaf", "hub"]):
     cluster = Members(1, fenced=False)
     end = server(cluster, kind, has_logged_in=True, is_isolated=True)

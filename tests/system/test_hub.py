@@ -552,6 +552,29 @@ async def test_an_account_has_so_many_leaf_nodes_as_its_limits_say(start: Start,
         one.writer.close()
 
 
+@pytest.mark.parametrize("kind", ["gnatswarm-1", "nats-server", "nats-server-2.15"])
+@pytest.mark.parametrize("whose", ["broker", "account"])
+async def test_a_leaf_node_tells_no_more_interest_than_max_subscriptions(start: Start, kind: str, whose: str) -> None:
+    most = {"broker": ("max_subscriptions: 2", ""), "account": ("", "limits { max_subscriptions: 2 }")}[whose]
+    hub = start(
+        kind,
+        f"{most[0]}\nleafnodes {{ listen: '127.0.0.1:-1' }}\n"
+        f"accounts {{ A {{ users [ {{user: a, password: p}} ]\n {most[1]} }} }}\n",
+    )
+    leaf = await by_hand(hub_port(hub), {"name": "x", "user": "a", "pass": "p"})
+
+    async def errors(*lines: str) -> int:
+        leaf.say("".join(line + "\r\n" for line in (*lines, "PING")))
+        return (await leaf.until(b"PONG\r\n")).count(b"-ERR 'maximum subscriptions exceeded'\r\n")
+
+    assert await errors("LS+ a", "LS+ b") == 0
+    assert await errors("LS+ c", "LS+ d q 1") == 2
+    assert await errors("LS- a", "LS+ c") == 0
+    assert await errors("LS+ a") == 1
+    assert len(re.findall("lid:[0-9]+ - maximum subscriptions exceeded", hub.log.text)) == 1
+    leaf.writer.close()
+
+
 async def test_so_many_silent_connections_may_wait_and_leaf_nodes_log_in_beside_them(start: Start) -> None:
     """A flood of connections that say nothing takes no more descriptors than so many, and fills no log."""
     hub = start("gnatswarm-1", HUB)

@@ -528,6 +528,30 @@ async def test_a_hub_that_changes_the_rights_is_dialled_again(start: Start, net:
     port.close()
 
 
+async def test_a_hub_tells_no_more_interest_than_max_subscriptions(start: Start) -> None:
+    port = await ByHand().open()
+    leaf = start("gnatswarm-1", "max_subscriptions: 2\n" + leaf_config(port.port))
+    hub = await port.next()
+    hub.inform(connect_info=True)
+    hub.say(b"LS+ a\r\nLS+ b\r\nLS+ c\r\nLS+ d\r\n")
+    assert (await hub.told()).count(b"-ERR 'maximum subscriptions exceeded'\r\n") == 2
+    hub.say(b"-ERR 'maximum subscriptions exceeded'\r\nLS- a\r\nLS+ c\r\n")  # (a hub may say so, too)
+    assert b"-ERR" not in await hub.told()
+    assert leaf.config is not None and leaf.directory is not None
+    (leaf.directory / "broker.conf").write_text(leaf.config.replace("max_subscriptions: 2", "max_subscriptions: 3"))
+    leaf.send_signal(signal.SIGHUP)
+    leaf.log.wait_line("Reloaded server configuration")
+    async with asyncio.timeout(20):
+        while True:  # until the gateway has heard of that
+            hub.say(b"LS+ d\r\n")
+            if b"-ERR" not in await hub.told():
+                break
+    hub.say(b"LS+ e\r\n")
+    assert b"-ERR" in await hub.told()
+    hub.writer.close()
+    port.close()
+
+
 async def test_other_addresses_of_the_hub_are_dialled_with_the_log_in_of_the_configured_one(start: Start) -> None:
     first, second = [await ByHand().open() for _ in range(2)]
     first.others = [f"127.0.0.1:{second.port}"]
