@@ -23,8 +23,9 @@ from gnatswarm.broker.repeat cimport Repeat, repeat_remember, repeat_run
 from gnatswarm.broker.subject cimport SUBJECT_BAD, is_publishable, subject_kind
 from gnatswarm.broker.interest cimport NODE_LITERAL, SUB_FORMER, QueueGroup, QueueName, node_key, take_marked
 from gnatswarm.broker.tally cimport FOLDED_AS, FOLDED_SIZE, folded_as
-from gnatswarm.broker.table cimport slot_item, table_find, table_free, table_init, table_insert, table_remove
-from gnatswarm.broker.fanout cimport ORIGIN_CLIENT, Outcome, add_outcome, no_outcome
+from gnatswarm.broker.table cimport (
+    MOST_KEY_BYTES, slot_item, table_find, table_free, table_init, table_insert, table_remove)
+from gnatswarm.broker.fanout cimport ORIGIN_CLIENT, Outcome, add_outcome, fits_line, no_outcome
 from gnatswarm.broker.shadows cimport Shadows
 from gnatswarm.broker.entry cimport extras_of
 from gnatswarm.broker.talk cimport (
@@ -36,9 +37,6 @@ from gnatswarm.broker import errors, message_trace
 
 
 cdef enum:
-    # A key's size is 16 bits wide (broker.table); a longer subject or sid is refused. Past max_control_line's
-    # default by far.
-    MOST_KEY_BYTES = 65000
     # The generated reply subject of a measured request: prefix, table, random part, "m".
     MEASURED_BYTES = 36
     # What a sibling may still send to a client when it is told that this one is behind: up to a link's mark (4 MiB),
@@ -425,6 +423,9 @@ cdef class ClientConnection(Peer):
                 self.ok()
                 self.count_refused(op)   # a mapping sends it nowhere
                 return total
+            if unlikely(not fits_line(len(self.sublist.account), op.subject.size, op.reply.size)):
+                self.refuse(op, errors.InvalidPublishSubject())   # the mapping repeats a wildcard
+                return total
         if unlikely(not is_plainly_permitted(self, op, entry)) and not self.is_permitted(op, entry, &once):
             return total
         if unlikely(self.is_verbose):
@@ -754,8 +755,10 @@ cdef class ClientConnection(Peer):
             if unlikely(self.sublist.streams is not None):
                 if self.shadows is None:
                     self.shadows = Shadows()
-                self.shadows.cast(self.sublist, sub, op.subject.at[:op.subject.size],
-                                  op.queue.at[:op.queue.size] if op.queue.size else b'', &self.touched)
+                if self.shadows.cast(self.sublist, sub, op.subject.at[:op.subject.size],
+                                     op.queue.at[:op.queue.size] if op.queue.size else b'', &self.touched):
+                    self.end_subscription(sub)   # not half of it: it would hear nothing of that import
+                    return self.fail(errors.InvalidSubject())
             # Siblings may have been told of this interest for somebody else, and not have heard it yet.
             self.touched |= self.fence.unheard()
         self.ok()

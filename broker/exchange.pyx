@@ -11,7 +11,8 @@ route, and a sibling's message to no sibling, because the table says so. Not her
 import os
 from itertools import islice
 
-from gnatswarm.broker.fanout cimport MOST_QUEUES, ORIGIN_ACCOUNT, write_named, write_queues, write_tail_head
+from gnatswarm.broker.fanout cimport (
+    MOST_QUEUES, ORIGIN_ACCOUNT, fits_line, write_named, write_queues, write_tail_head)
 from gnatswarm.broker.entry cimport choice_named
 from gnatswarm.broker.interest cimport SECOND_CHOICE, Node, QueueName
 from gnatswarm.broker.outbuf cimport CLOSE_NONE, Blob, blob_release, out_mark_dirty, out_reserve
@@ -19,6 +20,7 @@ from gnatswarm.broker.reroutes cimport CAME_IN, LINGERING, REFUSED, OriginLink
 from gnatswarm.broker.routewire cimport write_interest
 from gnatswarm.broker.rules cimport StreamImport
 from gnatswarm.broker.serverwire cimport DIALECT_LEAF, MOST_ORIGIN_BYTES, write_server_interest
+from gnatswarm.broker.table cimport MOST_KEY_BYTES
 from gnatswarm.broker.word cimport SLACK, hash_bytes, unlikely
 
 from libc.string cimport memchr, memcmp, memcpy
@@ -622,13 +624,18 @@ cdef class Exchange(Onward):
         cdef dict held = self.imported[slot]
         cdef StreamImport stream
         cdef bytes wanted
+        cdef int n_unheard = 0
         before = held.pop((subject, queue), ())
         found = set()
         if members and importer.streams is not None:
             for item in importer.streams:
                 stream = item
                 wanted = stream.wanted(subject)
-                if wanted is not None and stream.exporter is not importer:
+                if wanted is None or stream.exporter is importer:
+                    continue
+                if len(wanted) > MOST_KEY_BYTES:
+                    n_unheard += 1
+                else:
                     found.add((stream.exporter, wanted))
         if found:
             held[subject, queue] = found
@@ -638,7 +645,7 @@ cdef class Exchange(Onward):
         for exporter, wanted in before:   # now: interest that goes on must not end in between
             if (exporter, wanted) not in found:
                 self.want_stream(slot, exporter, wanted, queue, subject, 0)
-        return 0
+        return n_unheard
 
     cdef int want_stream(self, int slot, Sublist exporter, bytes wanted, bytes queue, bytes subject,
                          uint32_t members) except -1:
@@ -679,6 +686,8 @@ cdef class Exchange(Onward):
                 continue
             seen = subject if stream.renaming is None else stream.renaming(subject)
             size = len(seen)
+            if not fits_line(len(importer.account), size, publish.reply.size):
+                continue
             seen += bytes(SLACK)
             at = seen
             local = importer.find(at, size, hash_bytes(at, size, importer.seed))
@@ -1162,7 +1171,7 @@ cdef class Exchange(Onward):
         cdef Sublist sublist = self.mesh.account(account)
         cdef const uint8_t *at
         before = self.own.get(account, frozenset())
-        self.own[account] = wanted = frozenset(subjects)
+        self.own[account] = wanted = frozenset([one for one in subjects if len(one) <= MOST_KEY_BYTES])
         for subject in before ^ wanted:
             at = <bytes>subject
             sublist.set_remote(END_SLOT, at, len(subject), subject in wanted)

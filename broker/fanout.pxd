@@ -15,6 +15,10 @@ cdef enum:
     ANY_SHARD = 64            # Fanout.from_shard
     MOST_QUEUES = 64          # queue groups named in one frame to a sibling,
     MOST_NAME_BYTES = 32768   # and all their names together, unless it is one
+    # Account, subject and reply of a message, together. With the longest queue name they fit a frame's line, and that
+    # the read buffer (routewire.MOST_ROUTE_LINE_BYTES). What a client writes is shorter by far, but mappings and
+    # imports may make any length of it.
+    MOST_ADDRESS_BYTES = 196608
     HERE = -1                 # what choose_member() returns instead of a shard
     NOWHERE = -2
 
@@ -46,6 +50,11 @@ ctypedef struct Outcome:
     uint64_t touched          # siblings that it was sent to, taken or not
     uint32_t deliveries       # to subscriptions here
     bint stalls               # a receiver is behind: the sender has to wait
+
+
+# Whether every frame of a message to siblings and servers has room for these; if not, nobody is sent it.
+cdef inline bint fits_line(size_t account_size, size_t subject_size, size_t reply_size) noexcept nogil:
+    return account_size + subject_size + reply_size <= MOST_ADDRESS_BYTES
 
 
 cdef inline void no_outcome(Outcome *outcome) noexcept nogil:

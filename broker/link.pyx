@@ -25,6 +25,7 @@ from gnatswarm.broker.routewire cimport (
     parse_plain_message, parse_route_op)
 from gnatswarm.broker.subject cimport SUBJECT_BAD, subject_kind
 from gnatswarm.broker.sublist cimport PREFIX_BYTES
+from gnatswarm.broker.table cimport MOST_KEY_BYTES
 from gnatswarm.broker.fanout cimport (
     ORIGIN_SIBLING, ORIGIN_SIBLING_ACCOUNT, Outcome, Publish, no_outcome)
 from gnatswarm.broker.entry cimport extras_of, renamed_entry
@@ -65,7 +66,7 @@ cdef Token jetstream_subject(Token *reply) noexcept nogil:
 
 
 cdef inline bint is_bad(Token subject) noexcept:
-    return subject_kind(subject.at, subject.size) == SUBJECT_BAD or subject.size > 65000
+    return subject_kind(subject.at, subject.size) == SUBJECT_BAD or subject.size > MOST_KEY_BYTES
 
 
 cdef class SiblingLink(OriginLink):

@@ -63,9 +63,9 @@ cdef enum RouteOpKind:
 
 cdef enum:
     LARGEST_PAYLOAD_BYTES = 68157440   # of any message, whatever max_payload says (broker.bounds)
-    # Account, subject, reply and the queue names of one frame, with room to spare: each but the names comes from one
-    # control line of a client, and names are spread over frames (fanout.MOST_NAME_BYTES).
-    MOST_ROUTE_LINE_BYTES = 229376
+    # Account, subject and reply (fanout.MOST_ADDRESS_BYTES), the queue names of one frame (fanout.MOST_NAME_BYTES, or
+    # one of MOST_KEY_BYTES), numbers. With its verb a line must fit the read buffer, 262,144 bytes.
+    MOST_ROUTE_LINE_BYTES = 261888
 
 # Pointers VALID UNTIL THE NEXT READ.
 ctypedef struct RouteOp:

@@ -9,7 +9,7 @@ from gnatswarm.broker.entry cimport Entry, extras_of
 from gnatswarm.broker.exchange cimport (
     ANSWERERS, PEER_HUB, PEER_LEAF, PEER_ROUTE, PeerKind, is_loop_subject, origin_of)
 from gnatswarm.broker.fanout cimport (
-    MOST_QUEUES, ORIGIN_CLIENT, ORIGIN_SIBLING, Outcome, Publish, no_outcome)
+    MOST_QUEUES, ORIGIN_CLIENT, ORIGIN_SIBLING, Outcome, Publish, fits_line, no_outcome)
 from gnatswarm.broker.interest cimport SECOND_CHOICE, Node
 from gnatswarm.broker.outbuf cimport (
     CLOSE_CLIENT_CLOSED, CLOSE_MAXIMUM_PAYLOAD_EXCEEDED, CLOSE_NONE, CLOSE_PARSE_ERROR, CLOSE_PROTOCOL_VIOLATION,
@@ -25,7 +25,7 @@ from gnatswarm.broker.serverwire cimport (
 from gnatswarm.broker.subject cimport SUBJECT_BAD, SUBJECT_LITERAL, subject_kind
 from gnatswarm.broker.word cimport SLACK, hash_bytes, likely, unlikely
 
-from gnatswarm.broker.bounds import LARGEST_MAX_PAYLOAD_BYTES
+from gnatswarm.broker.bounds import LARGEST_FRAME_PAYLOAD_BYTES
 
 cdef enum:
     # Pending bytes past which publishers wait: half of the default max_pending, as in nats-server. They are on other
@@ -79,7 +79,7 @@ cdef class ServerLink(Peer):
         self.loop_subject = self.origin = b""
         self.only_queues_as = ""
         self.pongs_due = []
-        self.max_payload_bytes = LARGEST_MAX_PAYLOAD_BYTES
+        self.max_payload_bytes = LARGEST_FRAME_PAYLOAD_BYTES
         out_init(&self.out, self.fanout.box, 0)
         self.out.peer = <void *>self
         self.out.takes_headers = True
@@ -270,9 +270,10 @@ cdef class ServerLink(Peer):
         else:
             sublist.set_remote(self.slot, at, size, wanted)
         if self.account is not None and unlikely(sublist.streams is not None) and not is_loop_subject(at, size):
-            self.exchange.follow_streams(
-                self.slot, op.subject.at[:size], op.queues[0].at[:op.queues[0].size] if op.n_queues else b"",
-                0 if not wanted else op.members if op.n_queues else 1)
+            if self.exchange.follow_streams(
+                    self.slot, op.subject.at[:size], op.queues[0].at[:op.queues[0].size] if op.n_queues else b"",
+                    0 if not wanted else op.members if op.n_queues else 1):
+                self.session.on_refused("too long in the account that it is imported from", op.subject.at[:200])
         return 0
 
     cdef bint knows(self, Sublist sublist, ServerOp *op) noexcept:
@@ -426,6 +427,9 @@ cdef class ServerLink(Peer):
             if entry == NULL:
                 return total   # dropped by the mapping
             is_mapped = True
+            if not fits_line(len(sublist.account), entry.subject_size, op.reply.size):
+                self.session.on_refused("too long to be passed on when it is mapped", entry.text[:200])
+                return total
         is_reply = unlikely(entry.crosses) and extras_of(entry).is_reply
         if op.is_plain and whole == NULL and not op.origin.size and not entry.crosses and permissions is None \
                 and not is_mapped:
@@ -563,7 +567,7 @@ cdef class ServerLink(Peer):
                                        is_isolated)
         return self.slot >= 0
 
-    def begin(self, size_t max_pending_bytes=0, uint32_t max_payload_bytes=LARGEST_MAX_PAYLOAD_BYTES):
+    def begin(self, size_t max_pending_bytes=0, uint32_t max_payload_bytes=LARGEST_FRAME_PAYLOAD_BYTES):
         """Tell it the interest here, and send it messages from now on. With more than max_pending_bytes unsent it is
         closed as a slow consumer, 0: never; but what it is told now counts as half of that, if it is more. It may not
         send a message of more than max_payload_bytes."""

@@ -9,7 +9,7 @@ client and no clock; the time is the outbox's now_us. Cost: some 3 µs per reque
 
 from gnatswarm.broker.connection cimport ClientConnection
 from gnatswarm.broker.fanout cimport (
-    ORIGIN_ACCOUNT, ORIGIN_SIBLING, ORIGIN_SIBLING_ACCOUNT, add_outcome, no_outcome, rewritten)
+    ORIGIN_ACCOUNT, ORIGIN_SIBLING, ORIGIN_SIBLING_ACCOUNT, add_outcome, fits_line, no_outcome, rewritten)
 from gnatswarm.broker.interest cimport MOST_SHARDS
 from gnatswarm.broker.parser cimport Token
 from gnatswarm.broker.rules cimport RESPONSE_SINGLETON, RESPONSE_STREAM, Mapping
@@ -196,7 +196,7 @@ cdef class ServiceImports(AccountGate):
                 size = entry.subject_size
                 padded = entry.text[:size] + bytes(SLACK)
                 at = padded
-        if entry == NULL:
+        if entry == NULL or not fits_line(len(sublist.account), size, message.reply.size):
             return 0
         if entry.crosses:
             self.leave_from(sublist, entry, message, None, outcome)

@@ -11,11 +11,12 @@ from gnatswarm.broker.sublist cimport Sublist
 cdef class Shadows:
     cdef dict cast_by               # address of a Sub → [(address of its Shadow, StreamImport)]
 
-    # Makes the Shadows of a subscription in `sublist`; `told` gains the siblings that hear of it. MemoryError.
+    # Makes the Shadows of a subscription in `sublist`; `told` gains the siblings that hear of it. Returns of how many
+    # imports it hears nothing, because the exporter's subject is longer than MOST_KEY_BYTES. MemoryError.
     cdef int cast(self, Sublist sublist, Sub *sub, bytes subject, bytes queue, uint64_t *told) except -1
     cdef int cast_into(self, Sublist sublist, Sub *sub, bytes subject, bytes queue, bint is_former,
                        uint64_t *told) except -1
-    # The account's stream imports have changed.
+    # The account's stream imports have changed. Returns the same.
     cdef int renew(self, Sublist sublist, Sub *sub, bytes subject, bytes queue, uint64_t *told) except -1
     # Makes those of a former queue member: they get messages sent to the group before it left.
     cdef int cast_former(self, Sublist sublist, Sub *sub, bytes subject, bytes queue, uint64_t *told) except -1

@@ -7,6 +7,7 @@ clients of accounts with stream imports; a SUB there costs some 2 µs for each i
 """
 
 from gnatswarm.broker.rules cimport StreamImport
+from gnatswarm.broker.table cimport MOST_KEY_BYTES
 
 
 cdef class Shadows:
@@ -29,10 +30,14 @@ cdef class Shadows:
         cdef Sub *shadow
         cdef bytes wanted
         cdef list cast = None
+        cdef int n_unheard = 0
         for item in sublist.streams:
             stream = <StreamImport>item
             wanted = stream.wanted(subject)
             if wanted is None:
+                continue
+            if len(wanted) > MOST_KEY_BYTES:
+                n_unheard += 1
                 continue
             renaming = <void *>stream.renaming if stream.renaming is not None else NULL
             exporter = stream.exporter
@@ -44,15 +49,16 @@ cdef class Shadows:
             if cast is None:
                 cast = self.cast_by[<size_t>sub] = []
             cast.append((<size_t>shadow, stream))   # keeps the renaming alive
-        return 0
+        return n_unheard
 
     cdef int renew(self, Sublist sublist, Sub *sub, bytes subject, bytes queue, uint64_t *told) except -1:
+        cdef int n_unheard = 0
         before = self.cast_by.pop(<size_t>sub, ())
         if sublist.streams is not None:
-            self.cast(sublist, sub, subject, queue, told)
+            n_unheard = self.cast(sublist, sub, subject, queue, told)
         for address, stream in before:   # now: interest that goes on must not end in between
             (<StreamImport>stream).exporter.remove(<Sub *><size_t>address, told)
-        return 0
+        return n_unheard
 
     cdef int forget_entries(self) except -1:
         for cast in self.cast_by.values():

@@ -21,6 +21,11 @@ ctypedef struct Table:
     uint32_t key_offset
 
 cdef enum:
+    # The longest subject, queue name and sid that is put into a table: Keyed.size is 16 bits wide. Whoever puts one in
+    # refuses a longer one; more than 65,535 bytes would be cut off.
+    MOST_KEY_BYTES = 65000
+
+cdef enum:
     SPREAD_TABLES = 64
     SPREAD_PARTS = 16     # into which each of these is split, once it is full with MOST_WHOLE items
     MOST_SPREAD = SPREAD_TABLES * SPREAD_PARTS

@@ -622,7 +622,7 @@ class Clients:
                 continue
             self._readmit(session)
             if session.account in listeners:
-                listen_anew(session.connection)
+                self._listen_anew(session)
         for session in self._expected.values():
             self._note_reload(session, listeners)
         if allows_fewer:
@@ -657,6 +657,16 @@ class Clients:
             self.census.leave(session)
             session.connection.end(MaximumAccountConnectionsExceeded())
 
+    def _listen_anew(self, session: ClientSession) -> None:
+        """Its account imports other streams than before."""
+        n_unheard = listen_anew(session.connection)
+        if n_unheard:
+            logger.error(
+                "%s - %d of its subscriptions hear nothing of an import: their subjects are too long in that account",
+                session,
+                n_unheard,
+            )
+
     def _reload_now(self, cid: int) -> None:
         """Its move is over: what was reloaded meanwhile holds from now on."""
         is_listener = self._reload_later.pop(cid, None)
@@ -665,7 +675,7 @@ class Clients:
             return
         self._readmit(session)
         if is_listener:
-            listen_anew(session.connection)
+            self._listen_anew(session)
         self._close_surplus_of_account(session)
 
     def reload_those_that_stay(self) -> None:

@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
+from gnatswarm.broker.limits import Limits
 from gnatswarm.broker.options import Permissions as PermissionOptions
 from gnatswarm.broker.permissions import Permissions
 from gnatswarm.broker.reply_prefixes import ReplyPrefixes
+from gnatswarm.broker.rules import Mapping, StreamImport
 from gnatswarm.broker.serverwire import parse_server
+from gnatswarm.broker.service_imports import ServiceImports
 from gnatswarm.shards.boundary.control import GATEWAY_NUMBER
 from tests.support.engine import QUIET
 from tests.support.members import Members, RouteEnd
@@ -701,6 +704,68 @@ def test_a_server_hears_where_answers_are_wanted_before_the_first_request(kind: 
         ]
         end.link.leave()
     assert len(slots) == 1
+
+
+def test_a_leaf_node_s_interest_that_is_too_long_in_the_exporting_account_is_refused(monkeypatch: pytest.MonkeyPatch):
+    """Shards could not be told of it; what the leaf node says of its own account holds."""
+    cluster = Members(1, fenced=False)
+    publisher = cluster.members[0].clients[0]
+    mesh = cluster.members[0].mesh.engines[GATEWAY_NUMBER].probe.mesh
+    assert mesh is not None
+    exporter = mesh.account(b"E")
+    mesh.account(b"$G").streams = [StreamImport(exporter, b"exporter.>", b"p.>")]
+    leaf = server(cluster, "leaf")
+    refused: list[tuple[str, bytes]] = []
+    monkeypatch.setattr(leaf, "on_refused", lambda *words: refused.append(words))
+    fits = b"t" * (65_000 - len(b"exporter."))
+    for subject in (fits, fits + b"t"):
+        leaf.engine.probe.feed(leaf.socket, b"LS+ p.%b\r\n" % subject)
+    cluster.settle()
+    assert refused == [("too long in the account that it is imported from", b"p." + b"t" * 198)]
+    link = cluster.members[0].mesh.ends[GATEWAY_NUMBER, 0]
+    assert link.socket is not None
+    told = bytes(link.socket.sent)
+    assert b"RS+ E exporter.%b\r\n" % fits in told and told.count(b"RS+ E ") == 1
+    publisher.connection.set_limits(Limits(max_control_line_bytes=128 * 1024))
+    publisher.feed(b"PUB p.%bt 1\r\nx\r\n" % fits)
+    cluster.settle()
+    assert bytes(leaf.socket.sent).endswith(b"LMSG p.%bt 1\r\nx\r\n" % fits)
+    leaf.link.leave()
+    cluster.close()
+
+
+def test_what_a_mapping_makes_too_long_of_a_leaf_node_s_message_is_refused(monkeypatch: pytest.MonkeyPatch):
+    """Account and subject have at most 196,608 bytes together, so that shards read the line."""
+    cluster = Members(1, fenced=False)
+    engine = cluster.members[0].mesh.engines[GATEWAY_NUMBER]
+    assert engine.probe.mesh is not None
+    engine.probe.fanout.gate = ServiceImports(engine.probe.fanout, GATEWAY_NUMBER)
+    repeats = b"z.{{wildcard(1)}}.{{wildcard(1)}}.{{wildcard(1)}}"
+    engine.probe.mesh.account(b"$G").set_rules([Mapping(b"m.*", [(repeats, 100)])], [])
+    client = cluster.members[0].clients[0]
+    client.feed(b"SUB z.> 1\r\n")
+    leaf = server(cluster, "leaf")
+    refused: list[str] = []
+    monkeypatch.setattr(leaf, "on_refused", lambda why, _subject: refused.append(why))
+    token = b"m" * ((196_608 - len(b"$Gz...")) // 3)
+    for subject in (token + b"m", token):
+        leaf.engine.probe.feed(leaf.socket, b"LMSG m.%b 1\r\nx\r\n" % subject)
+        cluster.settle()
+        assert refused == ["too long to be passed on when it is mapped"]
+    assert client.take() == b"MSG z.%b.%b.%b 1 1\r\nx\r\n" % (token, token, token)
+    leaf.link.leave()
+    cluster.close()
+
+
+def test_own_interest_that_no_shard_could_be_told_is_none():
+    cluster = Members(1, fenced=False)
+    own = cluster.members[0].exchange.set_own_interest
+    leaf = server(cluster, "leaf")
+    own(b"$G", [b"s" * 65_001, b"svc"])
+    cluster.settle()
+    assert _told(leaf)[0] == {"svc"}
+    leaf.link.leave()
+    cluster.close()
 
 
 def test_ever_new_reply_subjects_of_a_server_are_told_as_one_pattern():

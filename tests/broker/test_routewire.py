@@ -175,9 +175,9 @@ BAD = [
     b"XMS $G a 2\r\n",
     b"XHMG $G a 2\r\n",
     b"RMSG $G a | " + b" ".join(b"q%d" % n for n in range(65)) + b" 2\r\n",
-    b"RMSG $G " + b"a" * 230_000,
-    b"RS+ $G " + b"a" * 230_000,
-    b"INFO " + b"a" * 230_000,
+    b"RMSG $G " + b"a" * 262_000,
+    b"RS+ $G " + b"a" * 262_000,
+    b"INFO " + b"a" * 262_000,
 ]
 
 
