@@ -140,9 +140,10 @@ class Authenticator:
         """How the client is admitted, or the comparison to make first. Raises AuthorizationViolation."""
         given = connect.auth_token or connect.password
         if not self.is_required:
-            return Admission(NOBODY, connect.user, _proof(given))
+            return Admission(NOBODY, connect.user, _proof(given), kind=kind)
         if self._token:
-            return self._compared(Admission(NOBODY, "", _proof(connect.auth_token)), connect.auth_token, self._token)
+            admission = Admission(NOBODY, "", _proof(connect.auth_token), kind=kind)
+            return self._compared(admission, connect.auth_token, self._token)
         if self._nkeys and connect.nkey:
             return self._signed(connect, nonce, kind)
         anonymous = self.anonymous(kind)

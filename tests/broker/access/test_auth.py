@@ -13,7 +13,7 @@ from gnatswarm.broker.access.auth import Admission, Authenticator, HashedPasswor
 from gnatswarm.broker.access.connect import ClientOptions
 from gnatswarm.broker.access.nkey import is_signed_by, new_nonce, user_key
 from gnatswarm.broker.errors import AuthorizationViolation
-from gnatswarm.broker.options import Options, Permissions, User
+from gnatswarm.broker.options import STANDARD, WEBSOCKET, Options, Permissions, User
 
 TOKEN = Options(auth_token="s3cret")
 ONE_USER = Options(auth_user="derek", auth_password="pass")
@@ -111,6 +111,20 @@ def test_who_stays_when_the_rules_change(before, connect, after, stays):
     admission = Authenticator(before).examine(connect)
     assert isinstance(admission, Admission)
     assert (Authenticator(after).readmit(admission) is not None) is stays
+
+
+@pytest.mark.parametrize(
+    ("before", "connect"),
+    [(Options(), said(user="a", password="1")), (Options(), said()), (USERS, said(user="a", password="1"))],
+)
+@pytest.mark.parametrize("kind", [STANDARD, WEBSOCKET])
+def test_a_reload_asks_by_which_kind_of_connection_a_client_has_come(before, connect, kind):
+    admission = Authenticator(before).examine(connect, kind=kind)
+    assert isinstance(admission, Admission)
+    for allowed in (STANDARD, WEBSOCKET):
+        guest = User("guest", connection_types=(allowed,))
+        after = Options(users=(User("a", "1", connection_types=(allowed,)), guest), no_auth_user="guest")
+        assert (Authenticator(after).readmit(admission) is not None) is (allowed == kind)
 
 
 # ---- bcrypt
