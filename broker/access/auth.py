@@ -31,7 +31,10 @@ _PROOF_KEY = os.urandom(32)
 # The hash with which an unknown user's password is compared, for any bcrypt cost; no password matches it.
 _NOBODYS_HASH = "$2b${:02d}$......................" + "." * 31
 
-MOST_VERDICTS = 8192
+# Guesses: as many as are compared in some ten minutes.
+MOST_WRONG = 8192
+# One for each password of a connected client: a reload closes clients whose result is forgotten. Some 10 MB.
+MOST_RIGHT = 65_536
 
 
 def _digest(secret: str | bytes, key: bytes = _PROOF_KEY) -> bytes:
@@ -84,11 +87,14 @@ class HashedPassword(msgspec.Struct, frozen=True):
 
 
 class Verdicts:
-    """Results of the latest few thousand comparisons with bcrypt hashes, by keyed digest; contains no secrets."""
+    """Results of the latest comparisons with bcrypt hashes, by keyed digest; contains no secrets.
 
-    def __init__(self, most: int = MOST_VERDICTS) -> None:
-        self._most = most
-        self._known: OrderedDict[bytes, bool] = OrderedDict()
+    Wrong passwords are kept apart: guesses push out other guesses, and no result that a connected client needs.
+    """
+
+    def __init__(self, most_right: int = MOST_RIGHT, most_wrong: int = MOST_WRONG) -> None:
+        self._most = {True: most_right, False: most_wrong}
+        self._known: dict[bool, OrderedDict[bytes, None]] = {True: OrderedDict(), False: OrderedDict()}
 
     @staticmethod
     def key(hashed: str, proof: bytes) -> bytes:
@@ -97,17 +103,19 @@ class Verdicts:
 
     def get(self, key: bytes) -> bool | None:
         """The result; None: not known."""
-        verdict = self._known.get(key)
-        if verdict is not None:
-            self._known.move_to_end(key)
-        return verdict
+        for verdict, keys in self._known.items():
+            if key in keys:
+                keys.move_to_end(key)
+                return verdict
+        return None
 
     def note(self, key: bytes, is_same: bool) -> None:
         """Keep the result of a comparison."""
-        self._known[key] = is_same
-        self._known.move_to_end(key)
-        if len(self._known) > self._most:
-            self._known.popitem(last=False)
+        keys = self._known[is_same]
+        keys[key] = None
+        keys.move_to_end(key)
+        if len(keys) > self._most[is_same]:
+            keys.popitem(last=False)
 
 
 class Authenticator:

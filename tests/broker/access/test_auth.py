@@ -256,12 +256,24 @@ def test_no_secret_is_shown_or_kept():
 
 
 def test_verdicts_are_bounded_and_the_latest_stay():
-    verdicts = Verdicts(most=3)
-    for number in range(3):
-        verdicts.note(b"%d" % number, True)
-    assert verdicts.get(b"0") is True
-    verdicts.note(b"3", False)
-    assert [verdicts.get(key) for key in (b"0", b"1", b"2", b"3")] == [True, None, True, False]
+    for is_same in (True, False):
+        verdicts = Verdicts(most_right=3, most_wrong=3)
+        for number in range(3):
+            verdicts.note(b"%d" % number, is_same)
+        assert verdicts.get(b"0") is is_same
+        verdicts.note(b"3", is_same)
+        assert [verdicts.get(key) for key in (b"0", b"1", b"2", b"3")] == [is_same, None, is_same, is_same]
+
+
+def test_wrong_guesses_do_not_push_out_the_result_by_which_a_client_stays():
+    verdicts = Verdicts(most_wrong=3)
+    rules = Authenticator(HASHED, verdicts)
+    admission = compared(rules, verdicts, said(user="a", password="s3cret"))
+    for number in range(4):
+        guess = rules.examine(said(user="a", password=f"guess{number}"))
+        assert isinstance(guess, HashedPassword)
+        verdicts.note(guess.key, False)
+    assert Authenticator(HASHED, verdicts).readmit(admission) == admission.identity
 
 
 # ---- nkeys
