@@ -22,6 +22,13 @@ from gnatswarm.broker.table cimport Table
 from gnatswarm.broker.talk cimport Talk
 
 
+# Which subscriptions are being ended, some at a time (end_some). The client is held meanwhile.
+cdef enum Ending:
+    ENDING_NONE = 0
+    ENDING_DENIED = 1   # those that new permissions do not allow, and that get nothing any more (OutBuf.is_narrowing)
+    ENDING_ALL = 2      # it logs in anew
+
+
 # Lets a PONG go out when siblings have seen everything that the client caused (promise 2 of the design).
 cdef class Fence:
     # True: the caller sends PONG at once. False: the caller holds the client; release_pong() follows.
@@ -58,6 +65,8 @@ cdef class ClientConnection(Peer):
     cdef Table subs                   # by sid
     cdef Shadows shadows              # None: it has none
     cdef uint32_t left_at             # leave(): the next slot of subs
+    cdef Ending ending
+    cdef uint32_t end_at              # end_some(): the next slot of subs
     cdef Repeat *repeat
     cdef Talk *talk                   # what it says and hears, by subject; NULL: nobody asks
     cdef uint64_t touched             # siblings told of interest since they last acknowledged everything …
@@ -116,7 +125,13 @@ cdef class ClientConnection(Peer):
     cdef int subscribe(self, Op *op) except -1
     cdef int unsubscribe(self, Op *op) except -1
     cdef void end_subscription(self, Sub *sub) noexcept
-    cdef int end_what_is_not_allowed(self, list ended) except -1
+    # It is a member of a queue group: it ends, and lingers.
+    cdef int retire(self, Sub *sub) except -1
+    cdef void begin_ending(self, Ending which) noexcept
+    cdef void finish_ending(self) noexcept
+    cdef void set_filter(self) noexcept
+    # The last of its former members has ended.
+    cdef int on_members_left(self) except -1
     cdef int fail(self, object error) except -1
     cdef void ok(self) noexcept
     cdef void release_pong(self) noexcept

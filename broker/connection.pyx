@@ -18,11 +18,11 @@ from gnatswarm.broker.parser cimport (
     OP_PUB, OP_SUB, OP_UNKNOWN, OP_UNSUB, OpKind, Token, parse_op,
     parse_plain_publish)
 from gnatswarm.broker.allowance cimport Allowance
-from gnatswarm.broker.peer cimport HOLD_FENCE, HOLD_LOGIN, HOLD_RATE, HOLD_STALL
+from gnatswarm.broker.peer cimport HOLD_ENDING, HOLD_FENCE, HOLD_LOGIN, HOLD_RATE, HOLD_STALL
 from gnatswarm.broker.permissions cimport Permissions
 from gnatswarm.broker.repeat cimport Repeat, repeat_remember, repeat_run
 from gnatswarm.broker.subject cimport SUBJECT_BAD, is_publishable, subject_kind
-from gnatswarm.broker.interest cimport NODE_LITERAL, SUB_FORMER, QueueGroup, QueueName, node_key, take_marked
+from gnatswarm.broker.interest cimport NODE_LITERAL, SUB_FORMER, QueueName, node_key, take_marked
 from gnatswarm.broker.tally cimport FOLDED_AS, FOLDED_SIZE, folded_as
 from gnatswarm.broker.table cimport (
     MOST_KEY_BYTES, slot_item, table_find, table_free, table_init, table_insert, table_remove)
@@ -775,19 +775,23 @@ cdef class ClientConnection(Peer):
         return 0
 
     cdef int unsubscribe(self, Op *op) except -1:
-        cdef Former former = None
         cdef uint32_t hash = <uint32_t>hash_bytes(op.sid.at, op.sid.size, self.sublist.seed)
         cdef Sub *sub = <Sub *>table_find(&self.subs, op.sid.at, op.sid.size, hash)
         if sub != NULL:
             if <uint64_t>op.max_msgs > sub.delivered:
                 sub.max_msgs = op.max_msgs
-            else:
-                if sub.group != NULL and op.max_msgs <= 0:   # (else it has had all that it wanted)
-                    former = self.fence.former_of(self, sub)
+            elif sub.group == NULL or op.max_msgs > 0:   # (the latter: it has had all that it wanted)
                 self.end_subscription(sub)
-                if former is not None:
-                    self.fence.linger(former)
+            else:
+                self.retire(sub)
         self.ok()
+        return 0
+
+    cdef int retire(self, Sub *sub) except -1:
+        cdef Former former = self.fence.former_of(self, sub)
+        self.end_subscription(sub)
+        if former is not None:
+            self.fence.linger(former)
         return 0
 
     cdef void end_subscription(self, Sub *sub) noexcept:
@@ -797,6 +801,10 @@ cdef class ClientConnection(Peer):
             self.shadows.drop(sub, &self.touched)
         table_remove(&self.subs, &sub.key)
         self.sublist.remove(sub, &self.touched)
+        if unlikely(self.ending != ENDING_NONE) and self.subs.slots != NULL:
+            # The table has put others from behind it in its place: at most those up to the next empty slot.
+            while self.end_at and self.subs.slots[self.end_at - 1]:
+                self.end_at -= 1
 
     cdef void on_finished(self, Sub *sub) noexcept:
         # Siblings are told of the end. This client's PONG waits for that, not the publisher's.
@@ -857,25 +865,24 @@ cdef class ClientConnection(Peer):
         self.release(HOLD_LOGIN)
         out_call(&self.out)
 
-    def enter(self, Sublist sublist not None, Permissions permissions) -> list:
+    def enter(self, Sublist sublist not None, Permissions permissions):
         """Use this account's subscriptions and these permissions from now on (None: everything is allowed).
 
-        Ends the subscriptions that they do not allow, and returns (subject, sid, queue or b"") of each. ValueError: a
-        client with subscriptions cannot change its account. While the client moves to another shard nothing changes:
-        that one gives it the rights that hold when it arrives.
+        Subscriptions that they do not allow get nothing from now on. While `is_ending`, the client is held: call
+        end_some(), which ends them. ValueError: a client with subscriptions cannot change its account. While the client
+        moves to another shard nothing changes: that one gives it the rights that hold when it arrives.
         """
-        cdef list ended = []
         if self.out.moving == MOVING_OUT:   # its next shard gives it the rights that hold then
-            return ended
+            return
         if sublist is not self.sublist:
             if self.subs.count:
                 raise ValueError("a client with subscriptions cannot change its account")
             self.sublist = sublist
         elif permissions is self.permissions:
-            return ended
+            return
         self.permissions = permissions
-        self.out.filter = <void *>permissions if permissions is not None and permissions.subscribe_deny is not None \
-            else NULL
+        self.out.is_narrowing = self.subs.count and permissions is not None
+        self.set_filter()
         self.reply_permissions = None
         if permissions is not None and permissions.responses:
             self.reply_permissions = ReplyPermissions(permissions.responses, permissions.responses_expire_us)
@@ -889,36 +896,89 @@ cdef class ClientConnection(Peer):
             if self.shadows is not None:
                 self.shadows.forget_entries()
             if permissions is not None:
-                self.end_what_is_not_allowed(ended)
+                self.begin_ending(ENDING_DENIED)
+            elif self.ending == ENDING_DENIED:
+                self.finish_ending()
+
+    cdef void set_filter(self) noexcept:
+        self.out.filter = NULL
+        if self.permissions is not None and (self.permissions.subscribe_deny is not None or self.out.is_narrowing):
+            self.out.filter = <void *>self.permissions
+
+    def end_subscriptions(self):
+        """End all of them, members of queue groups as by UNSUB. While `is_ending`, the client is held: call end_some().
+        """
+        if self.subs.count:
+            self.begin_ending(ENDING_ALL)
+
+    cdef void begin_ending(self, Ending which) noexcept:
+        if which > self.ending:
+            self.ending = which
+        self.end_at = 0
+        self.holds |= HOLD_ENDING
+
+    def end_some(self, uint32_t most) -> list:
+        """Look at so many subscriptions, and end those that are to end. Behind the last the client is held no more.
+
+        (subject, sid, queue or b"") of each that the permissions do not allow.
+        """
+        cdef uint8_t[MOST_KEY_BYTES + SLACK] subject
+        cdef const uint8_t *queue
+        cdef size_t size, queue_size
+        cdef list ended = []
+        cdef Sub *sub
+        cdef uint32_t at
+        if self.ending == ENDING_NONE:
+            return ended
+        while self.subs.slots != NULL and self.end_at <= self.subs.mask:   # (a table that is empty has no slots)
+            if not self.subs.slots[self.end_at]:
+                self.end_at += 1
+                continue
+            if most == 0:
+                merge_freed()
+                return ended
+            most -= 1
+            at = self.end_at
+            sub = <Sub *>slot_item(self.subs.slots[at])
+            if self.ending == ENDING_ALL:
+                if sub.group == NULL:
+                    self.end_subscription(sub)
+                else:
+                    self.retire(sub)
+                self.end_at = at   # where the table may have put another one
+                continue
+            queue = NULL if sub.group == NULL else <uint8_t *>sub.group.name + sizeof(QueueName)
+            queue_size = 0 if sub.group == NULL else sub.group.name.key.size
+            size = self.sublist.subject_of(sub.node, subject, MOST_KEY_BYTES)
+            if self.permissions.may_subscribe(subject, size, queue, queue_size):
+                self.end_at += 1
+                continue
+            ended.append((subject[:size], (<uint8_t *>sub + sizeof(Sub))[:sub.key.size], queue[:queue_size]))
+            self.end_subscription(sub)
+            self.end_at = at
+        self.finish_ending()
         return ended
 
-    cdef int end_what_is_not_allowed(self, list ended) except -1:
-        cdef uint32_t i = 0
-        cdef Sub *sub
-        cdef QueueGroup *group
-        cdef bytearray subject = bytearray(MOST_KEY_BYTES + SLACK)
-        cdef uint8_t *at = <uint8_t *><char *>subject
-        cdef size_t size
-        cdef list gone = []
-        for i in range(self.subs.mask + 1):
-            if not self.subs.slots[i]:
-                continue
-            sub = <Sub *>slot_item(self.subs.slots[i])
-            group = sub.group
-            size = self.sublist.subject_of(sub.node, at, MOST_KEY_BYTES)
-            if self.permissions.may_subscribe(
-                    at, size, NULL if group == NULL else <uint8_t *>group.name + sizeof(QueueName),
-                    0 if group == NULL else group.name.key.size):
-                continue
-            ended.append((
-                at[:size],
-                (<uint8_t *>sub + sizeof(Sub))[:sub.key.size],
-                b"" if group == NULL else (<uint8_t *>group.name + sizeof(QueueName))[:group.name.key.size],
-            ))
-            gone.append(<size_t>sub)
-        for address in gone:   # the table moves its items when one is taken out
-            self.end_subscription(<Sub *><size_t>address)
+    cdef void finish_ending(self) noexcept:
+        self.ending = ENDING_NONE
+        self.out.is_narrowing = False
+        self.set_filter()
+        self.release(HOLD_ENDING)
+
+    cdef int on_members_left(self) except -1:
+        if self.holds & HOLD_LOGIN and self.session is not None:
+            self.session.on_members_left()
         return 0
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether subscriptions are still to end: see end_some()."""
+        return self.ending != ENDING_NONE
+
+    @property
+    def lingers(self) -> bool:
+        """Whether members of queue groups that have left may still get messages."""
+        return self.n_formers != 0
 
     def send_info(self, bytes line not None):
         """Send another INFO: only to clients with protocol 1 or higher, and not before their first PONG."""
@@ -933,18 +993,6 @@ cdef class ClientConnection(Peer):
         """The same behind its next PONG, whichever that is."""
         if self.protocol >= 1:
             self.info_due = line
-
-    def end_subscriptions(self):
-        """Ends all of them."""
-        cdef uint32_t i
-        cdef list gone = []
-        if self.subs.count == 0:   # there may be no slots
-            return
-        for i in range(self.subs.mask + 1):
-            if self.subs.slots[i]:
-                gone.append(<size_t>slot_item(self.subs.slots[i]))
-        for address in gone:   # the table moves its items when one is taken out
-            self.end_subscription(<Sub *><size_t>address)
 
     def send(self, bytes data not None):
         """Queues bytes as they are."""
@@ -979,6 +1027,7 @@ cdef class ClientConnection(Peer):
         if unlikely(self.out.moving == MOVING_OUT):
             self.fence.keep_moving(self)
             return True
+        self.ending = ENDING_NONE
         self.forget_input()   # the session of a closed client is kept for /connz, and this with it
         while self.subs.slots != NULL and self.left_at <= self.subs.mask:
             if self.subs.slots[self.left_at]:

@@ -8,10 +8,14 @@ passes over the subscriptions at those nodes, the first to know how much room th
 from libc.stdlib cimport malloc, realloc
 from libc.string cimport memcpy, memset
 
-from gnatswarm.broker.interest cimport SECOND_CHOICE, SUB_SHADOW, QueueGroup, Shadow
+from gnatswarm.broker.interest cimport SECOND_CHOICE, SUB_SHADOW, QueueGroup, Shadow, subject_at
 from gnatswarm.broker.permissions cimport Permissions
 from gnatswarm.broker.transform cimport Transform
 from gnatswarm.broker.word cimport SLACK, likely, unlikely
+
+
+cdef enum:
+    MOST_SUBJECT_BYTES = 65535   # of a subscription: a key of a table
 
 
 # Drafts made so far, by all sublists: a client is among the subscribers of other accounts too (OutBuf.match).
@@ -28,11 +32,24 @@ cdef inline const Sub *sid_of(const Sub *sub) noexcept:
     return sub
 
 
+cdef bint is_granted(const Sub *sub) noexcept:
+    """Do its client's new permissions allow the subscription?"""
+    cdef uint8_t[MOST_SUBJECT_BYTES + SLACK] subject
+    cdef size_t size = subject_at(sub.node, subject, MOST_SUBJECT_BYTES)
+    cdef const QueueGroup *group = sub.group
+    if group == NULL:
+        return (<Permissions>sub.out.filter).may_subscribe(subject, size, NULL, 0)
+    return (<Permissions>sub.out.filter).may_subscribe(
+        subject, size, <const uint8_t *>group.name + sizeof(QueueName), group.name.key.size)
+
+
 cdef inline bint is_admitted(const Sub *sub, const uint8_t *subject, size_t size) noexcept:
     """Does its client's permission let it have messages on `subject`? (Its pattern was granted.)"""
     cdef const QueueGroup *group = sub.group
     if sub.out.filter == NULL:
         return True
+    if unlikely(sub.out.is_narrowing) and not is_granted(sid_of(sub)):
+        return False
     if group == NULL:
         return not (<Permissions>sub.out.filter).keeps_out(subject, size, NULL, 0)
     return not (<Permissions>sub.out.filter).keeps_out(

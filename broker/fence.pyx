@@ -282,6 +282,7 @@ cdef class MeshFence(Fence):
             if waiter is not None and waiter.awaits_formers:
                 waiter.awaits_formers = False
                 self.settle(waiter)
+            client.on_members_left()
         return 0
 
     cdef int end_formers(self, ClientConnection client, const uint8_t *sid, size_t size) except -1:

@@ -12,7 +12,7 @@ from libc.string cimport memcpy
 
 from gnatswarm.broker.interest cimport NO_MAX, QueueName, Sub, take_marked
 from gnatswarm.broker.outbuf cimport CLOSE_NONE, Chunk, OutBuf, blob_new, out_append, out_call, out_pending
-from gnatswarm.broker.peer cimport HOLD_FENCE, HOLD_LINK, HOLD_LOGIN, HOLD_REPLY
+from gnatswarm.broker.peer cimport HOLD_ENDING, HOLD_FENCE, HOLD_LINK, HOLD_LOGIN, HOLD_REPLY
 from gnatswarm.broker.subject cimport SUBJECT_BAD, subject_kind
 from gnatswarm.broker.table cimport slot_item, table_insert
 from gnatswarm.broker.talk cimport talk_resume
@@ -29,6 +29,8 @@ cdef str why_not(ClientConnection client):
         return "it is the broker's own"
     if client.must_authenticate or client.holds & HOLD_LOGIN:
         return "it has not logged in yet"
+    if client.holds & HOLD_ENDING:
+        return "subscriptions of its are being ended"
     if client.holds & HOLD_FENCE:
         return "its PONG is due"
     if client.holds & HOLD_LINK:

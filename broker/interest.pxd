@@ -187,6 +187,10 @@ cdef inline uint8_t *node_key(const Node *node) noexcept nogil:
     return <uint8_t *>node + (sizeof(Node) if node.key.kind == NODE_LITERAL else sizeof(Pattern))
 
 
+# Writes the node's subject, without a terminating 0, if it fits; returns its size.
+cdef size_t subject_at(const Node *node, uint8_t *to, size_t room) noexcept nogil
+
+
 cdef inline bint is_unused(const Node *node) noexcept nogil:
     return node.subs == NULL and node.groups == NULL and node.remote == 0
 

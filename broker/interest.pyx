@@ -38,6 +38,34 @@ cdef class InterestSink:
         pass
 
 
+cdef size_t subject_at(const Node *node, uint8_t *to, size_t room) noexcept nogil:
+    cdef const Pattern *at
+    cdef size_t size, filled
+    if node.key.kind == NODE_LITERAL:
+        size = node.key.size
+        if size <= room:
+            memcpy(to, node_key(node), size)
+        return size
+    size = 0
+    at = <const Pattern *>node
+    while at.parent != NULL:
+        size += at.node.key.size + 1
+        at = at.parent
+    size -= 1
+    if size > room:
+        return size
+    filled = size
+    at = <const Pattern *>node
+    while at.parent != NULL:
+        filled -= at.node.key.size
+        memcpy(to + filled, node_key(&at.node), at.node.key.size)
+        at = at.parent
+        if at.parent != NULL:
+            filled -= 1
+            to[filled] = c'.'
+    return size
+
+
 cdef class Interest:
     """The subscriptions of one account. `sink` is told when interest in a subject begins, changes or ends."""
 
@@ -205,31 +233,7 @@ cdef class Interest:
             at = parent
 
     cdef size_t subject_of(self, const Node *node, uint8_t *to, size_t room) noexcept:
-        cdef const Pattern *at
-        cdef size_t size, filled
-        if node.key.kind == NODE_LITERAL:
-            size = node.key.size
-            if size <= room:
-                memcpy(to, node_key(node), size)
-            return size
-        size = 0
-        at = <const Pattern *>node
-        while at.parent != NULL:
-            size += at.node.key.size + 1
-            at = at.parent
-        size -= 1
-        if size > room:
-            return size
-        filled = size
-        at = <const Pattern *>node
-        while at.parent != NULL:
-            filled -= at.node.key.size
-            memcpy(to + filled, node_key(&at.node), at.node.key.size)
-            at = at.parent
-            if at.parent != NULL:
-                filled -= 1
-                to[filled] = c'.'
-        return size
+        return subject_at(node, to, room)
 
     # ---- queue groups
 
@@ -295,12 +299,12 @@ cdef class Interest:
         cdef uint64_t told
         cdef uint8_t small[512]
         cdef uint8_t *subject = small
-        cdef size_t size = self.subject_of(node, small, sizeof(small))
+        cdef size_t size = subject_at(node, small, sizeof(small))
         if size > sizeof(small):
             subject = <uint8_t *>malloc(size)
             if subject == NULL:
                 return 0
-            self.subject_of(node, subject, size)
+            subject_at(node, subject, size)
         if group == NULL:
             told = sink.on_interest(self, subject, size, node.subs != NULL)
         else:
@@ -419,19 +423,19 @@ cdef class Interest:
     # ---- the interest of siblings
 
     cdef void tell_remote(self, Node *node, uint64_t before, InterestSink sink) noexcept:
-        cdef size_t size = self.subject_of(node, NULL, 0)
+        cdef size_t size = subject_at(node, NULL, 0)
         cdef uint8_t *subject = <uint8_t *>malloc(size + SLACK)
         if subject != NULL:
-            self.subject_of(node, subject, size)
+            subject_at(node, subject, size)
             sink.on_remote(self, subject, size, before, node.remote)
             free(subject)
 
     cdef void tell_remote_queue(self, Node *node, QueueGroup *group, uint32_t shard, uint32_t before,
                                 InterestSink sink) noexcept:
-        cdef size_t size = self.subject_of(node, NULL, 0)
+        cdef size_t size = subject_at(node, NULL, 0)
         cdef uint8_t *subject = <uint8_t *>malloc(size + SLACK)
         if subject != NULL:
-            self.subject_of(node, subject, size)
+            subject_at(node, subject, size)
             sink.on_remote_queue(self, subject, size, group, shard, before)
             free(subject)
 

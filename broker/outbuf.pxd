@@ -129,6 +129,7 @@ ctypedef struct OutBuf:
     uint8_t close_reason     # CloseReason; not 0: appends are refused
     uint8_t moving           # Moving; not 0: each of its subscriptions has a max, so that fan-out looks here
     uint8_t is_shut          # it moves, and takes none of what is published on this shard
+    uint8_t is_narrowing     # some of its subscriptions may not be granted by `filter`, and are being ended
     uint8_t has_surplus      # detached, with a subscription's max: some of it may be dropped when its record is here
 
 cdef Outbox *outbox_new() except NULL

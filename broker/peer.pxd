@@ -19,6 +19,7 @@ cdef enum Hold:
     HOLD_RATE = 32     # its user or account has published as much as it may
     HOLD_REPLY = 64    # it has replied to a request that another shard is about to hand over to this one
     HOLD_REST = 128    # another server that tells much interest: clients are served first
+    HOLD_ENDING = 128  # client: its subscriptions are being ended, some at a time
 
 
 cdef class Peer:

@@ -35,7 +35,7 @@ from gnatswarm.shards.clients.denials import Denials
 from gnatswarm.shards.clients.passing import Passing
 from gnatswarm.shards.clients.passwords import Passwords
 from gnatswarm.shards.clients.rights import Rights
-from gnatswarm.shards.clients.session import ClientSession
+from gnatswarm.shards.clients.session import LOOKED_AT_ONCE, ClientSession
 from gnatswarm.shards.sockets.window import is_on_this_host
 
 if TYPE_CHECKING:
@@ -59,6 +59,9 @@ if TYPE_CHECKING:
     from gnatswarm.shards.sockets.relay import Relay
 
 logger = logging.getLogger("gnatswarm.clients")
+
+# For so many subscriptions of LOOKED_AT_ONCE a client counts at least: it may have a line in the log.
+CLIENT_COUNTS_AS = 10
 
 # A leaf node waits for a gateway that is being started, until the handshake's timeout.
 GATEWAY_AGAIN_S = 0.05
@@ -140,6 +143,8 @@ class Clients:
         self.open = sessions
         self._expected: dict[int, ClientSession] = {}  # clients of other shards that are about to go on here
         self._reload_later: dict[int, bool] = {}  # cid of a client that moves → whether its stream imports have changed
+        self._ending: dict[ClientSession, None] = {}  # those with subscriptions to end, in the order of their turns
+        self._ends_soon = False
         self._surplus: set[int] = set()  # cids of clients that are being closed, and count no more: see _close_surplus
         self.closed = Closed(options.limits.max_closed_clients)
         self.passing = Passing()
@@ -459,6 +464,7 @@ class Clients:
         cid = session.connection.cid
         del self.open[cid]
         self._reload_later.pop(cid, None)
+        self._ending.pop(session, None)
         if cid in self._surplus:
             self._surplus.discard(cid)
         else:
@@ -521,6 +527,33 @@ class Clients:
                 self._reactor.finish()
 
         self.allowances.wait((session.user, session.account), wait_us, again)
+
+    def end_soon(self, session: ClientSession) -> None:
+        """Subscriptions of its, or a log-in that waits for their end, are due: end_some() follows until none is."""
+        self._ending[session] = None
+        self._end_in_turn()
+
+    def _end_in_turn(self) -> None:
+        if self._ending and not self._ends_soon:
+            self._ends_soon = True
+            asyncio.get_running_loop().call_soon(self._end_some)
+
+    def _end_some(self) -> None:
+        """One turn: other clients are served before the next one."""
+        self._ends_soon = False
+        if not self._ending:  # they have gone
+            return
+        left = LOOKED_AT_ONCE
+        while self._ending and left > 0:
+            session = next(iter(self._ending))
+            del self._ending[session]
+            held = session.connection.subscriptions
+            session.end_some(left)
+            left -= max(held, CLIENT_COUNTS_AS)
+            if session.connection.is_ending:  # behind the others
+                self._ending[session] = None
+        self._end_in_turn()
+        self._reactor.finish()
 
     def finish_soon(self) -> None:
         """Flush what is queued: when the reactor's round is over, or without one on the loop's next turn."""

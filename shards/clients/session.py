@@ -59,8 +59,10 @@ logger = logging.getLogger("gnatswarm.clients")
 
 # A client can violate its permissions as fast as it can write: log one line a second.
 VIOLATIONS_EVERY_US = 1_000_000
-# A client with more subscriptions cannot change its user: checking all of them would take too long.
-MOST_LOOKED_AT = 20_000
+# A reload can end a million subscriptions of a client: the same.
+REVOKED_EVERY_S = 1.0
+# So many subscriptions are looked at in one turn, where permissions change or a client logs in anew: up to 5 ms.
+LOOKED_AT_ONCE = 1000
 
 NOT_CONNECTED = ClientOptions()
 
@@ -105,6 +107,9 @@ class SessionOwner(Protocol):
     def allowances(self) -> Allowances:
         """What the clients of each user may publish."""
 
+    def end_soon(self, session: ClientSession) -> None:
+        """Subscriptions of its, or a log-in that waits for their end, are due: end_some() follows until none is."""
+
     def on_publish_limited(self, session: ClientSession, wait_us: int) -> None:
         """The client has to wait, because of publish_limits: publish_again() follows after this time."""
 
@@ -130,14 +135,27 @@ class SessionOwner(Protocol):
         """Flush soon what was queued outside of a turn of the reactor."""
 
 
+class _Revoked:
+    """What the log has not said yet of a client's subscriptions that a reload has ended."""
+
+    __slots__ = ("logged_s", "n", "sid", "subject")
+
+    def __init__(self) -> None:
+        self.n = 0
+        self.subject = self.sid = b""  # of the latest
+        self.logged_s = 0.0  # by the monotonic clock
+
+
 class ClientSession:
     """One client: its connection, its CONNECT options, its user."""
 
     __slots__ = (
         "_asking",
         "_clients",
+        "_entering",
         "_gave_refused_token",
         "_limited_us",
+        "_revoked",
         "_violated_us",
         "_violations",
         "account",
@@ -202,6 +220,8 @@ class ClientSession:
         self.admission: Admission | None = None
         self._gave_refused_token = False  # in the CONNECT that was refused
         self._asking: ClientOptions | None = None  # the CONNECT whose password is being compared
+        self._entering: tuple[ClientOptions, Admission] | None = None  # the CONNECT that waits for subscriptions to end
+        self._revoked: _Revoked | None = None
         self._limited_us = 0  # when the log last said that it is limited
         self._violated_us = 0
         self._violations = 0  # since the last log line about them
@@ -406,16 +426,51 @@ class ClientSession:
         except ProtocolError as why:
             self._remember(options)
             error = why
-        self.connection.log_in_decided(error)
+        if self._entering is None:
+            self.connection.log_in_decided(error)
         self._clients.finish_soon()
 
     def _log_in(self, options: ClientOptions, admission: Admission) -> None:
         require_sense(options, offers_headers=self.connection.offers_headers)
+        connection = self.connection
+        if self._clients.is_like_newer and self.admission is not None:
+            connection.end_subscriptions()
+            self.end_some(LOOKED_AT_ONCE)
+        if connection.is_ending or connection.lingers:
+            # (Until all shards know that it has left its queue groups, what they send to them is for who it was.)
+            self._entering = options, admission
+            connection.hold_login()
+            self._clients.end_soon(self)
+        else:
+            self._become(options, admission)
+
+    def on_members_left(self) -> None:
+        """No member of a queue group that it was lingers any more, and its log-in is held."""
+        if self._entering is not None:
+            self._clients.end_soon(self)
+
+    def _go_on_entering(self) -> None:
+        """Nothing is left of its earlier subscriptions: log it in, if the present rules still admit it."""
+        entering, self._entering = self._entering, None
+        if entering is None or self.is_gone:
+            return
+        options, admission = entering
+        error: ProtocolError | None = None
+        try:
+            identity = self._rules.readmit(admission)
+            if identity is None:
+                raise AuthorizationViolation
+            self._become(options, msgspec.structs.replace(admission, identity=identity))
+        except ProtocolError as why:
+            self._remember(options)
+            error = why
+        self.connection.log_in_decided(error)
+
+    def _become(self, options: ClientOptions, admission: Admission) -> None:
         is_first = self.admission is None
         is_like_newer = self._clients.is_like_newer
-        if is_like_newer and not is_first:
-            self.connection.end_subscriptions()
         self.enter(admission.identity)
+        self.end_some(LOOKED_AT_ONCE)
         self.cookies = None
         # Do not keep the secrets; `admission` has what a reload needs to check them again.
         self.admission = admission
@@ -446,8 +501,6 @@ class ClientSession:
         held = self.connection.subscriptions
         if held and identity.account != self.account:
             raise AuthorizationViolation  # or its subscriptions would hear another account's messages
-        if held > MOST_LOOKED_AT and self.admission is not None and identity != self.admission.identity:
-            raise AuthorizationViolation
         self._clients.census.move(self, identity.account, rights.most_connections(identity.account))
         self._enter(identity, permissions)
 
@@ -462,15 +515,39 @@ class ClientSession:
 
     def _enter(self, identity: Identity, permissions: Permissions | None) -> None:
         rights = self._clients.rights
-        ended = self.connection.enter(rights.sublist(identity.account), permissions)
+        self.connection.enter(rights.sublist(identity.account), permissions)
         self.connection.set_limits(rights.limits(identity.account))
         self.connection.allow(self._clients.allowances.of(identity.user, identity.account))
         self.user = identity.user
         self.account = identity.account
-        for subject, sid, queue in ended:
-            error = subscription_revoked(subject, sid, queue if self._clients.is_like_newer else b"")
-            self.connection.send(error.wire)
-            logger.info("%s - Removed sub %s (sid %s), not authorized", self, quoted(subject), quoted(sid))
+        if self.connection.is_ending:
+            self._clients.end_soon(self)
+
+    def end_some(self, most: int) -> None:
+        """End what is due of its next `most` subscriptions, and tell it; behind the last, go on with its log-in."""
+        names_queue = self._clients.is_like_newer
+        ended = self.connection.end_some(most)
+        if ended:
+            errors = [
+                subscription_revoked(subject, sid, queue if names_queue else b"") for subject, sid, queue in ended
+            ]
+            self.connection.send(b"".join([error.wire for error in errors]))
+            self._revoked = self._revoked or _Revoked()
+            self._revoked.n += len(ended)
+            self._revoked.subject, self._revoked.sid, _ = ended[-1]
+        if self._revoked is not None and self._revoked.n:
+            self._note_revoked(self._revoked)
+        if not self.connection.is_ending and not self.connection.lingers:
+            self._go_on_entering()
+
+    def _note_revoked(self, revoked: _Revoked) -> None:
+        now_s = time.monotonic()
+        if self.connection.is_ending and now_s - revoked.logged_s < REVOKED_EVERY_S:
+            return
+        what = f"{quoted(revoked.subject)} (sid {quoted(revoked.sid)})"
+        more = f" ({revoked.n} since the last line)" if revoked.n > 1 else ""
+        logger.info("%s - Removed sub %s, not authorized%s", self, what, more)
+        revoked.n, revoked.logged_s = 0, now_s
 
     @property
     def has_tls_here(self) -> bool:
@@ -499,8 +576,10 @@ class ClientSession:
             return "it is being closed"
         if self.has_tls_here and self._clients.relay is None:
             return "it has TLS, whose keys stay in the process that made them"
-        if self._asking is not None:
+        if self._asking is not None or self._entering is not None:
             return "its log-in is being checked"
+        if self.connection.is_ending:
+            return "subscriptions of its are being ended"
         if self.cookies is not None or self._present_identity() is None:
             return "it has not logged in yet"
         if type(self.socket) is not Socket:  # (a plain one is refused where the session is)
@@ -663,6 +742,7 @@ class ClientSession:
         """The connection has ended."""
         self.reason = CloseReason(reason)
         self.ended_s = time.time()
+        self._asking = self._entering = None
         self._clients.on_closed(self)
 
 

@@ -310,6 +310,16 @@ def test_who_has_not_logged_in_or_is_being_closed_is_not_written_down():
         freeze(waiting)
 
 
+def test_whose_subscriptions_are_being_ended_is_not_written_down():
+    client = Engine().client()
+    client.feed(b"SUB a 1\r\n")
+    client.connection.end_subscriptions()
+    with pytest.raises(RecordRefused, match="are being ended"):
+        freeze(client.connection)
+    client.connection.end_some(1)
+    assert not freeze(client.connection).subscriptions
+
+
 def test_who_waits_for_siblings_is_not_written_down():
     mesh = Mesh(2, clients_each=0, connect=QUIET)
     client = mesh.connect(0)

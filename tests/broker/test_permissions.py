@@ -227,14 +227,91 @@ def test_new_permissions_end_subscriptions_and_filter_those_that_stay():
     publisher.feed(b"PUB a.x 0\r\n\r\nPUB b 0\r\n\r\n")
     assert len(client.messages()) == 2
     rights = options.Permissions(subscribe_allow=("a.>", "c q"), subscribe_deny=("a.x",))
-    ended = client.connection.enter(engine.probe.sublist, Permissions(rights))
+    client.connection.enter(engine.probe.sublist, Permissions(rights))
+    ended = client.connection.end_some(4)
     assert sorted(ended) == [(b"b", b"2", b""), (b"c", b"4", b"r")]
+    assert not client.connection.is_ending
     assert client.connection.subscriptions == 2
     publisher.feed(b"PUB a.x 0\r\n\r\nPUB a.y 0\r\n\r\nPUB b 0\r\n\r\n")
     assert client.messages() == [(b"1", b"")]
     client.connection.enter(engine.probe.sublist, None)
     publisher.feed(b"PUB a.x 0\r\n\r\n")
     assert client.messages() == [(b"1", b"")]
+
+
+def test_what_new_permissions_do_not_allow_gets_nothing_before_it_has_ended():
+    """It is ended some at a time, with others served in between; what the client says waits."""
+    engine = Engine()
+    client, publisher = engine.clients(2)
+    client.feed(b"SUB keep 0\r\n" + b"".join(b"SUB no.%d 1%d\r\nSUB no.%d q 2%d\r\n" % (i, i, i, i) for i in range(10)))
+    said = b"PUB keep 0\r\n\r\n" + b"".join(b"PUB no.%d 0\r\n\r\n" % i for i in range(10))
+    publisher.feed(said)
+    assert len(client.messages()) == 21
+    client.connection.enter(engine.probe.sublist, Permissions(options.Permissions(subscribe_allow=("keep", "late"))))
+    client.feed(b"SUB late 3\r\nPING\r\n")
+    turns = 0
+    while client.connection.is_ending:
+        publisher.feed(said)
+        assert client.take() == b"MSG keep 0 0\r\n\r\n"
+        before = client.connection.subscriptions
+        ended = client.connection.end_some(3)
+        assert before - client.connection.subscriptions == len(ended) <= 3
+        turns += 1
+    assert turns > 6
+    engine.probe.finish()
+    assert client.take() == b"PONG\r\n"
+    publisher.feed(said + b"PUB late 0\r\n\r\n")
+    assert client.take() == b"MSG keep 0 0\r\n\r\nMSG late 3 0\r\n\r\n"
+
+
+def test_permissions_that_come_meanwhile_decide_about_all_that_is_left():
+    engine = Engine()
+    client, publisher = engine.clients(2)
+    names = [b"a.%d" % i for i in range(20)]
+    client.feed(b"".join(b"SUB %s %d\r\n" % (name, sid) for sid, name in enumerate(names)))
+    client.connection.enter(engine.probe.sublist, Permissions(options.Permissions(subscribe_deny=("a.>",))))
+    assert len(client.connection.end_some(5)) == 5
+    client.connection.enter(engine.probe.sublist, None)
+    assert not client.connection.is_ending
+    publisher.feed(b"".join(b"PUB %s 0\r\n\r\n" % name for name in names))
+    assert len(client.messages()) == 15
+    client.connection.enter(engine.probe.sublist, Permissions(options.Permissions(subscribe_deny=("a.1",))))
+    client.connection.end_some(7)
+    client.connection.enter(engine.probe.sublist, Permissions(options.Permissions(subscribe_deny=("a.>",))))
+    client.connection.end_some(20)
+    assert (client.connection.is_ending, client.connection.subscriptions) == (False, 0)
+    assert client.talk(b"PING\r\n") == b"PONG\r\n"
+
+
+def test_subscriptions_that_reach_their_max_meanwhile_hide_no_other():
+    """Where one is taken out of the table others move: possibly behind the place that was looked at last."""
+    for looked_at in range(100):  # where they are in the table is chance
+        engine = Engine()
+        client, publisher = engine.clients(2)
+        for sid in range(100):
+            client.feed(b"SUB %s.%d %d\r\nUNSUB %d 1\r\n" % (b"yes" if sid % 2 else b"no", sid, sid, sid))
+        client.connection.enter(engine.probe.sublist, Permissions(options.Permissions(subscribe_allow=("yes.*",))))
+        ended = client.connection.end_some(looked_at)
+        publisher.feed(b"".join(b"PUB yes.%d 0\r\n\r\n" % sid for sid in range(3, 100, 2)))
+        assert len(client.messages()) == 49
+        ended += client.connection.end_some(100)
+        assert sorted(int(sid) for _, sid, _ in ended) == list(range(0, 100, 2))
+        assert (client.connection.is_ending, client.connection.subscriptions) == (False, 1)
+        for one in (client, publisher):
+            one.close()
+        engine.assert_empty()
+
+
+def test_a_client_that_leaves_meanwhile_leaves_nothing():
+    engine = Engine()
+    client = engine.client()
+    client.feed(b"".join(b"SUB a.%d %d\r\n" % (sid, sid) for sid in range(100)))
+    client.connection.enter(engine.probe.sublist, Permissions(options.Permissions(subscribe_allow=())))
+    client.connection.end_some(10)
+    connection = client.connection
+    client.close()
+    assert (connection.is_ending, connection.end_some(10)) == (False, [])
+    engine.assert_empty()
 
 
 def test_a_client_with_subscriptions_keeps_its_account():

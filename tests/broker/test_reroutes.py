@@ -134,6 +134,25 @@ def test_nothing_is_lost_where_all_members_leave_at_once(make, shards):
     assert sum(engine.probe.reroutes.n_lost for engine in mesh.engines.values()) == 0
 
 
+def test_a_member_that_logs_in_anew_takes_what_siblings_sent_before_they_knew(make):
+    """Its subscriptions end one after the other, and it is told when nothing comes for its groups any more."""
+    mesh = make(2)
+    member = client_of(mesh, 1)
+    member.feed(b"SUB a q 1\r\nSUB b 2\r\nSUB a r 3\r\nSUB a q 4\r\n")
+    mesh.settle()
+    publish(mesh, 0, *range(20))
+    connection = member.connection
+    connection.hold_login()
+    connection.end_subscriptions()
+    for left in (3, 2, 1, 0):
+        assert connection.end_some(1) == []
+        assert connection.subscriptions == left
+    assert (connection.is_ending, connection.lingers, member.session.times_left) == (False, True, 0)
+    mesh.settle()
+    assert sorted(got(member)) == sorted([*range(20), *range(20)]), "each group takes each message"
+    assert (connection.lingers, member.session.times_left) == (False, 1)
+
+
 def test_what_was_sent_on_comes_back_to_a_member_that_has_left_if_the_other_is_gone(make):
     """Its siblings knew already that it had left, but not that nobody else was there."""
     mesh = make(3)

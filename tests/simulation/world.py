@@ -825,8 +825,7 @@ class World:
         connection = person.client.connection
         mesh = person.process.engine.probe.mesh
         assert mesh is not None
-        revoked = connection.enter(mesh.account(person.account.encode()), COMPILED[rights])
-        ended = {int(sid) for _, sid, _ in revoked}
+        connection.enter(mesh.account(person.account.encode()), COMPILED[rights])
         should: set[int] = set()
         for sub in self.subscriptions:
             if sub.client != person.number:
@@ -836,6 +835,10 @@ class World:
                 sub.left_at = self.now
             if sub.left_at != NEVER and sub.queue:
                 sub.gone_at = min(sub.gone_at, self.now)  # it does not linger any more
+        ended: set[int] = set()
+        while connection.is_ending:  # what is not allowed gets nothing meanwhile
+            ended |= {int(sid) for _, sid, _ in connection.end_some(1)}
+            self.swarm.turn()
         assert ended == should, f"the reload ends {ended}, not {should}"
         self.seen["rights reloaded"] += 1
         self.swarm.turn()

@@ -93,6 +93,7 @@ class Session:
     token: str = ""
     options: ClientOptions = field(default_factory=ClientOptions)
     errors: list[ProtocolError] = field(default_factory=list)
+    times_left: int = 0  # on_members_left
     waits_us: list[int] = field(default_factory=list)  # of on_publish_limited
     connection: ClientConnection = field(init=False)  # to be set by whoever makes it
 
@@ -117,6 +118,9 @@ class Session:
 
     def on_error(self, error: ProtocolError) -> None:
         self.errors.append(error)
+
+    def on_members_left(self) -> None:
+        self.times_left += 1
 
     def on_publish_limited(self, wait_us: int) -> None:
         self.waits_us.append(wait_us)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gnatswarm.broker import census
-from gnatswarm.broker.options import Account, Export, Import, Mapping, Options, User
+from gnatswarm.broker.options import Account, Export, Import, Mapping, Options, Permissions, User
 from tests.support.one_shard import OneShard
 from tests.support.turns import until
 
@@ -35,5 +35,36 @@ async def test_a_request_without_a_reply_is_forgotten_after_the_threshold() -> N
         await requestor.talk(b"SUB inbox 1\r\nPUB help inbox 1\r\n?\r\nPING\r\n")
         assert b"MSG help 1 _R_." in await responder.wait(b"?\r\n")
         await until(lambda: not house.shard.imports_exports.service_imports.waiting)
+    finally:
+        house.close()
+
+
+async def test_a_revoked_subscription_to_an_imported_stream_gets_nothing_before_it_has_ended() -> None:
+    """The client's permissions are about the subjects that it sees, not about those of the exporting account."""
+
+    def options(*allowed: str) -> Options:
+        exporting = Account("A", exports=(Export("s.*", is_service=False),))
+        importing = Account("B", imports=(Import("A", "s.*", is_service=False, to="x.s.*"),))
+        limited = User("b", "p", account="B", permissions=Permissions(subscribe_allow=allowed))
+        return Options(accounts=(exporting, importing), users=(User("a", "p", account="A"), limited))
+
+    house = OneShard(options("x.s.*"))
+    try:
+        publisher, subscriber = house.connect(), house.connect()
+        for client, name in ((publisher, b"a"), (subscriber, b"b")):
+            await client.wait(b"}")
+            await client.talk(b'CONNECT {"verbose":false,"user":"%s","pass":"p"}\r\nPING\r\n' % name)
+        await subscriber.talk(b"SUB x.s.1 1\r\nSUB x.s.2 2\r\nPING\r\n")
+        publish = b"PUB s.1 0\r\n\r\nPUB s.2 0\r\n\r\n"
+        await publisher.talk(publish + b"PING\r\n")
+        assert (await subscriber.talk(b"PING\r\n")).count(b"MSG x.s.") == 2
+        (connection,) = (one.connection for one in house.shard.clients.open.values() if one.user == "b")
+        house.shard.reload(options("x.s.2", "s.*"))
+        publisher._sock.sendall(publish)
+        house.shard.reactor.turn()
+        assert connection.is_ending
+        said = await subscriber.talk(b"PING\r\n")
+        assert said.startswith(b'MSG x.s.2 2 0\r\n\r\n-ERR \'Permissions Violation for Subscription to "x.s.1"')
+        assert said.count(b"MSG") == said.count(b"-ERR") == 1
     finally:
         house.close()

@@ -150,7 +150,7 @@ async def test_what_is_reloaded_while_a_client_comes_holds_when_it_is_here(two: 
     two.there.shard.reload(msgspec.structs.replace(OPTIONS, users=(User("plain", "secret", permissions=nothing),)))
     assert sublist.n_subs == 1
     arrive()
-    assert sublist.n_subs == 0
+    await until(lambda: sublist.n_subs == 0)
     assert b"Permissions Violation for Subscription" in await client.wait(b"\r\n")
     assert await client.talk(b"PING\r\n") == b"PONG\r\n"
 
