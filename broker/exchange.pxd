@@ -149,6 +149,8 @@ cdef class Exchange(Onward):
     # changes anything for it: what the clusters of leaf nodes here want, by their names, and all else as ours.
     cdef void tell_change(self, uint32_t slot, Interest interest, const uint8_t *subject, size_t size, uint64_t before,
                           uint64_t after) noexcept
+    cdef bint is_answered(self, uint32_t slot, Interest interest, const uint8_t *subject, size_t size) noexcept
+    cdef bint is_plain(self, uint32_t slot, Interest interest, const uint8_t *subject, size_t size) noexcept
     # … likewise a group: the members of peer `who`, of whom there were `before`; NOBODY: a slot is told it all.
     cdef void tell_group(self, uint32_t slot, Interest interest, const uint8_t *subject, size_t size,
                          const QueueGroup *group, uint32_t who, uint32_t before) noexcept

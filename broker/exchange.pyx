@@ -21,7 +21,7 @@ from gnatswarm.broker.routewire cimport write_interest
 from gnatswarm.broker.rules cimport StreamImport
 from gnatswarm.broker.serverwire cimport DIALECT_LEAF, MOST_ORIGIN_BYTES, write_server_interest
 from gnatswarm.broker.table cimport MOST_KEY_BYTES
-from gnatswarm.broker.word cimport SLACK, hash_bytes, unlikely
+from gnatswarm.broker.word cimport SLACK, hash_bytes, likely, unlikely
 
 from libc.string cimport memchr, memcmp, memcpy
 
@@ -89,6 +89,11 @@ cdef bint is_loop_subject(const uint8_t *subject, size_t size) noexcept nogil:
 cdef inline bint is_count(const uint8_t *subject, size_t size) noexcept nogil:
     """Of how many subscriptions members have: see shards.clients.system."""
     return size == 22 and memcmp(subject, b'$SYS.REQ.ACCOUNT.NSUBS', 22) == 0
+
+
+cdef inline bint is_for_asker(const uint8_t *subject, size_t size) noexcept nogil:
+    """Of how many subscriptions all have: the server of the asker answers alone."""
+    return size == 22 and memcmp(subject, b'$SYS.DEBUG.SUBSCRIBERS', 22) == 0
 
 
 cdef class Known(FencedBatch):
@@ -806,8 +811,29 @@ cdef class Exchange(Onward):
             feeds &= ~self.clustered
         elif unlikely(self.splitting) and (self.clustered >> slot) & 1:
             feeds &= ~self.only_of(self.origins[slot], interest, subject, size)
-        if bool(before & feeds) != bool(after & feeds):
+        if bool(before & feeds) != bool(after & feeds) and not self.is_answered(slot, interest, subject, size):
             self.tell(slot, interest, subject, size, b"", (after & feeds) != 0)
+
+    cdef bint is_answered(self, uint32_t slot, Interest interest, const uint8_t *subject, size_t size) noexcept:
+        """Whether shards answer requests to this: a slot is told so by tell_queue(), as if they had subscribed plainly,
+        and plain subscriptions beside them change nothing for it."""
+        cdef const Node *node
+        cdef const QueueGroup *group
+        if likely(interest.account != self.system_account) or is_for_asker(subject, size) \
+                or (self.dialects[slot] == DIALECT_LEAF and is_count(subject, size)):
+            return False
+        node = interest.node_at(subject, size)
+        group = node.groups if node != NULL else NULL
+        while group != NULL:
+            if group.name.key.size == 5 and memcmp(<const uint8_t *>group.name + sizeof(QueueName), ANSWERERS, 5) == 0:
+                return members_of(group, self.feeds(slot)) != 0
+            group = group.next
+        return False
+
+    cdef bint is_plain(self, uint32_t slot, Interest interest, const uint8_t *subject, size_t size) noexcept:
+        """Whether there are plain subscriptions of which a slot is told."""
+        cdef const Node *node = interest.node_at(subject, size)
+        return node != NULL and node.remote & self.feeds_on(slot, subject, size) != 0
 
     cdef void tell_group(self, uint32_t slot, Interest interest, const uint8_t *subject, size_t size,
                          const QueueGroup *group, uint32_t who, uint32_t before) noexcept:
@@ -925,7 +951,8 @@ cdef class Exchange(Onward):
                 and not (dialect == DIALECT_LEAF and is_count(subject, size)):
             # Every server answers a request to the system account: of this broker one shard does. Only how many
             # subscriptions all have is for the server of the asker to say; and each member says its own, no leaf node.
-            if bool(before) != bool(after) and not (size == 22 and memcmp(subject, b'$SYS.DEBUG.SUBSCRIBERS', 22) == 0):
+            if bool(before) != bool(after) and not is_for_asker(subject, size) \
+                    and (after or not self.is_plain(slot, interest, subject, size)):
                 self.tell(slot, interest, subject, size, origin, after != 0)
             return
         if not self.may_tell(slot, subject, size, queue, queue_size):

@@ -39,8 +39,8 @@ cdef enum ServerOpKind:
     SERVER_BAD
 
 cdef enum:
-    # A control line that is read, with its verb: nats-server has no limit between servers. The read buffer is larger, and
-    # what a gnatswarm sends for one group of a message of its own is shorter (fanout.MOST_ADDRESS_BYTES).
+    # A control line that is read, with its verb: nats-server has no limit between servers. The read buffer is larger,
+    # and what a gnatswarm sends for one group of a message of its own is shorter (fanout.MOST_ADDRESS_BYTES).
     MOST_SERVER_LINE_BYTES = 261888
     # Of it, what stands from the subject on: the longest control line of a client, and a queue group's name. It goes on
     # to others, behind an account, and perhaps an origin or where it was: so nobody is sent a line that is not read.

@@ -595,6 +595,42 @@ def test_one_shard_answers_what_a_server_asks_of_the_system_account(
     cluster.close()
 
 
+@pytest.mark.parametrize("kind", ["route", "leaf", "hub"])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_plain_subscription_of_a_request_to_the_system_account_changes_nothing_for_a_server(
+    kind: Literal["route", "leaf", "hub"], *, is_first: bool
+):
+    """Its end does not end that the shards answer, nor the other way round."""
+    cluster = Members(1, fenced=False)
+    shard, *_, client = cluster.members[0].clients
+    cluster.members[0].exchange.system_account = b"$G"
+    end = server(cluster, kind)
+    verb, account = (b"RS", b"$G ") if kind == "route" else (b"LS", b"")
+    begins, ends = (verb + sign + b" " + account + VARZ + b"\r\n" for sign in (b"+", b"-"))
+
+    def told() -> bytes:
+        nonlocal begin
+        cluster.settle()
+        last, begin = begin, len(end.socket.sent)
+        return bytes(end.socket.sent[last:])
+
+    begin = len(end.socket.sent)
+    own, other = (b"SUB %b _sys_ 1\r\n" % VARZ, b"UNSUB 1\r\n"), (b"SUB %b 1\r\n" % VARZ, b"UNSUB 1\r\n")
+    steps = [(shard.connection.post, own), (client.feed, other)]
+    steps = steps if is_first else steps[::-1]
+    for do, (subscribe, _) in steps:
+        do(subscribe)
+        assert ends not in told()
+    assert begins in bytes(end.socket.sent)
+    (do_first, (_, first)), (do_last, (_, last)) = steps
+    do_first(first)
+    assert ends not in told()
+    do_last(last)
+    assert ends in told()
+    end.link.leave()
+    cluster.close()
+
+
 def test_what_a_hub_sends_goes_to_hubs_of_other_clusters_alone():
     cluster = Members(1, fenced=False)
     first, same, other, unnamed = (server(cluster, "hub", b"LS+ a", of=of) for of in ("lake", "lake", "marsh", ""))
