@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -608,14 +609,16 @@ def test_a_plain_subscription_of_a_request_to_the_system_account_changes_nothing
     verb, account = (b"RS", b"$G ") if kind == "route" else (b"LS", b"")
     begins, ends = (verb + sign + b" " + account + VARZ + b"\r\n" for sign in (b"+", b"-"))
 
+    begin = len(end.socket.sent)
+
     def told() -> bytes:
         nonlocal begin
         cluster.settle()
         last, begin = begin, len(end.socket.sent)
         return bytes(end.socket.sent[last:])
 
-    begin = len(end.socket.sent)
     own, other = (b"SUB %b _sys_ 1\r\n" % VARZ, b"UNSUB 1\r\n"), (b"SUB %b 1\r\n" % VARZ, b"UNSUB 1\r\n")
+    steps: list[tuple[Callable[[bytes], object], tuple[bytes, bytes]]]
     steps = [(shard.connection.post, own), (client.feed, other)]
     steps = steps if is_first else steps[::-1]
     for do, (subscribe, _) in steps:

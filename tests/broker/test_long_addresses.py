@@ -131,6 +131,6 @@ def test_the_longest_frame_is_a_line_of_a_sibling() -> None:
     names = b"%b %b + %b" % (b"A" * 65_536, b"s" * 65_536, b"r" * (LONGEST_ADDRESS - 2 * 65_536))
     numbers = b"%d" % (2**64 - 1)
     for queues in (b"q" * LONGEST_KEY, b" ".join([b"q" * 512] * 64)):
-        line = b"XQHG " + b" ".join([numbers] * 3) + b" %b %b 999999 9999999\r\n" % (names, queues)
+        line = b"XQHG " + b" ".join([numbers] * 4) + b" %b %b 999999 9999999\r\n" % (names, queues)
         assert len(line) < LONGEST_LINE + 7 < 262_144  # which the read buffer has
         assert parse_route(line)["op"] == "QUEUE_MSG"
