@@ -18,7 +18,8 @@ from gnatswarm.broker.word cimport SLACK
 cdef uint64_t MOST_PAYLOAD_BYTES = LARGEST_FRAME_PAYLOAD_BYTES
 
 cdef enum:
-    MOST_ROUTE_TOKENS = MOST_QUEUES + 9
+    # The most words behind a verb: the four numbers of QMSG, account, subject, +, reply, groups, and two sizes.
+    MOST_ROUTE_TOKENS = MOST_QUEUES + 10
 
 
 cdef inline RouteOpKind finish(RouteOp *op, RouteOpKind kind) noexcept nogil:

@@ -190,6 +190,9 @@ def test_sixty_four_queues_fit_into_one_frame():
     queues = [b"q%d" % number for number in range(64)]
     found = parse_route(b"RMSG $G a + r " + b" ".join(queues) + b" 2\r\n")
     assert (found["op"], found["queues"], found["reply"]) == ("MSG", queues, b"r")
+    for verb, sizes in ((b"QMSG", b"2"), (b"QHMG", b"12 14"), (b"XQHG", b"12 14")):  # which have most words
+        found = parse_route(verb + b" 0 0 0 7 $G a + r " + b" ".join(queues) + b" " + sizes + b"\r\n")
+        assert (found["op"], found["queues"], found["reply"]) == ("QUEUE_MSG", queues, b"r")
 
 
 token = st.binary(min_size=1, max_size=40).filter(lambda data: not set(data) & set(b" \t\r\n\x00"))
