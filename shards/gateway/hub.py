@@ -443,6 +443,8 @@ class HubSession(LeafConnection):
         """The leaf node did what it may not."""
         shown = quoted(subject[:200])
         if why in ("Publish", "Subscription"):
+            if self.connect is not None and self.connect.is_hub:
+                return  # as in nats-server, whose hubs tell all their interest: it has no effect
             logger.error("%s - %s Violation on %s - Check other side configuration", self, why, shown)
             self._refuse(f"Permissions Violation for {why} to {shown}")
             self._why = CloseReason.PROTOCOL_VIOLATION.text
