@@ -61,6 +61,7 @@ cdef class ClientConnection(Peer):
     cdef uint64_t limited_us          # since when it has waited for that, without a break of a burst; 0: it never has
     cdef uint64_t limited_until_us    # until when it waits, or waited last
     cdef readonly uint64_t publish_waits   # how often
+    cdef uint32_t n_slow              # operations of the bytes that are being read for which Python was asked
     cdef object session               # Python: who this is (ClientSession of connection.pyi); None: the broker itself
     cdef Table subs                   # by sid
     cdef Shadows shadows              # None: it has none
@@ -102,6 +103,8 @@ cdef class ClientConnection(Peer):
 
     cdef Py_ssize_t consume_limited(self, const uint8_t *data, size_t size, Blob *whole) except -1
     cdef int wait_for_allowance(self) except -1
+    # It has had its turn: others are served before it is read again.
+    cdef int give_way(self) except -1
     cdef Py_ssize_t operate(self, const uint8_t *data, size_t size, Blob *whole) except -1
     cdef Py_ssize_t publish(self, const uint8_t *data, size_t size, Op *op, Blob *whole) except -1
     cdef Py_ssize_t publish_request(self, const uint8_t *data, size_t size, Op *op, Blob *whole) except -1

@@ -43,6 +43,8 @@ cdef enum:
     # What a sibling may still send to a client when it is told that this one is behind: up to a link's mark (4 MiB),
     # and the buffers of its socket.
     OVERSHOOT_BYTES = 6815744
+    # So many operations of one client for which Python is asked, of some 4 µs each, are carried out in a turn.
+    MOST_SLOW = 200
     # See merge_freed(): more than the small blocks of any malloc.
     MERGING_BYTES = 4096
 
@@ -217,6 +219,7 @@ cdef class ClientConnection(Peer):
     cdef int fail(self, object error) except -1:
         """Send the error, report it to the session, and close if errors of its class do."""
         cdef bytes wire = error.wire
+        self.n_slow += 1
         if wire:
             self.say(wire, len(wire))
         if self.session is not None:
@@ -258,6 +261,7 @@ cdef class ClientConnection(Peer):
         cdef Py_ssize_t done
         self.active_us = self.out.box.now_us
         self.has_spoken = True
+        self.n_slow = 0
         if unlikely(self.allowance is not None):
             return self.consume_limited(data, size, whole)
         while p < end:
@@ -270,6 +274,8 @@ cdef class ClientConnection(Peer):
                 if done == 0:
                     break
                 p += done
+                if unlikely(self.n_slow >= MOST_SLOW):
+                    self.give_way()
             if unlikely(self.holds or self.is_closing):
                 break
         return p - data
@@ -302,6 +308,8 @@ cdef class ClientConnection(Peer):
                 if done == 0:
                     break
                 p += done
+                if self.n_slow >= MOST_SLOW:
+                    self.give_way()
             if self.in_msgs != msgs:
                 allowance.charge(self.in_msgs - msgs, self.in_bytes - payload_bytes, self.out.box.now_us)
             if self.holds or self.is_closing:
@@ -337,6 +345,16 @@ cdef class ClientConnection(Peer):
 
     def publish_again(self):
         """The time that on_publish_limited() said is over."""
+        self.release(HOLD_RATE)
+
+    cdef int give_way(self) except -1:
+        if self.session is not None and not self.is_closing and not self.holds & HOLD_RATE:
+            self.holds |= HOLD_RATE
+            self.session.on_turn_over()
+        return 0
+
+    def read_on(self):
+        """Others have been served since on_turn_over()."""
         self.release(HOLD_RATE)
 
     cdef bint on_failure(self) noexcept:
@@ -378,6 +396,7 @@ cdef class ClientConnection(Peer):
                 self.pings_out = 0
                 self.rtt_us = self.out.box.now_us - self.pinged_us
         elif kind == OP_CONNECT:
+            self.n_slow += 1
             try:
                 self.session.on_connect(op.argument.at[:op.argument.size] if op.argument.size else b'')
             except errors.ProtocolError as error:
@@ -394,6 +413,7 @@ cdef class ClientConnection(Peer):
         elif kind == OP_ERR:
             self.fail(errors.PeerSaidError())
         elif kind == OP_INFO:
+            self.n_slow += 1
             try:
                 self.session.on_info(op.argument.at[:op.argument.size] if op.argument.size else b'')
             except errors.ProtocolError as error:
@@ -556,6 +576,7 @@ cdef class ClientConnection(Peer):
         cdef bint wants_no_responders = self.wants_no_responders
         cdef Py_ssize_t done
         cdef bint may = self.permissions is None or self.permissions.may_publish(op.subject.at, op.subject.size)
+        self.n_slow += 1
         if may and self.session.on_system_request(
                 op.subject.at[:op.subject.size], op.reply.at[:op.reply.size],
                 data[op.line_size + op.header_size:op.line_size + op.size]):

@@ -16,7 +16,7 @@ cdef enum Hold:
     HOLD_LOGIN = 4     # its log-in is being checked
     HOLD_LINK = 8      # client: a link is missing, its messages would not reach a sibling. Link: too early
     HOLD_MOVE = 16     # client: it moves to another shard. Link: a new sibling waits for the end of a move
-    HOLD_RATE = 32     # its user or account has published as much as it may
+    HOLD_RATE = 32     # its user or account has published as much as it may; or it has had its turn
     HOLD_REPLY = 64    # it has replied to a request that another shard is about to hand over to this one
     HOLD_REST = 128    # another server that tells much interest: clients are served first
     HOLD_ENDING = 128  # client: its subscriptions are being ended, some at a time

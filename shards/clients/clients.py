@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
 from gnatswarm.broker.access.auth import Authenticator, Verdicts, for_websocket
@@ -62,6 +63,9 @@ logger = logging.getLogger("gnatswarm.clients")
 
 # For so many subscriptions of LOOKED_AT_ONCE a client counts at least: it may have a line in the log.
 CLIENT_COUNTS_AS = 10
+
+# So many clients that have had their turn are read on in one turn of the loop: 200 operations each, some 4 ms in all.
+BUSY_AT_ONCE = 5
 
 # A leaf node waits for a gateway that is being started, until the handshake's timeout.
 GATEWAY_AGAIN_S = 0.05
@@ -145,6 +149,7 @@ class Clients:
         self._reload_later: dict[int, bool] = {}  # cid of a client that moves → whether its stream imports have changed
         self._ending: dict[ClientSession, None] = {}  # those with subscriptions to end, in the order of their turns
         self._ends_soon = False
+        self._busy: deque[ClientSession] = deque()  # held, because they have had their turn
         self._surplus: set[int] = set()  # cids of clients that are being closed, and count no more: see _close_surplus
         self.closed = Closed(options.limits.max_closed_clients)
         self.passing = Passing()
@@ -527,6 +532,21 @@ class Clients:
                 self._reactor.finish()
 
         self.allowances.wait((session.user, session.account), wait_us, again)
+
+    def on_turn_over(self, session: ClientSession) -> None:
+        """The client has had its turn: it is read on behind those before it, a few in each turn of the loop."""
+        self._busy.append(session)
+        if len(self._busy) == 1:
+            asyncio.get_running_loop().call_soon(self._read_on)
+
+    def _read_on(self) -> None:
+        for _ in range(min(BUSY_AT_ONCE, len(self._busy))):
+            session = self._busy.popleft()
+            if session.socket is not None:
+                session.connection.read_on()
+        if self._busy:
+            asyncio.get_running_loop().call_soon(self._read_on)
+        self._reactor.finish()
 
     def end_soon(self, session: ClientSession) -> None:
         """Subscriptions of its, or a log-in that waits for their end, are due: end_some() follows until none is."""

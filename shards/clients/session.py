@@ -113,6 +113,9 @@ class SessionOwner(Protocol):
     def on_publish_limited(self, session: ClientSession, wait_us: int) -> None:
         """The client has to wait, because of publish_limits: publish_again() follows after this time."""
 
+    def on_turn_over(self, session: ClientSession) -> None:
+        """The client has had its turn, and is not read: read_on() of its connection follows behind others."""
+
     def note_denied(self, account: str, user: str, *, is_publish: bool) -> None:
         """Permissions did not allow a publish, or a subscription."""
 
@@ -688,6 +691,10 @@ class ClientSession:
             return
         self._limited_us = now_us
         logger.warning("%s - Publish limit of %s reached: reading it more slowly", self, self._shown_user)
+
+    def on_turn_over(self) -> None:
+        """It has had its turn: Python is asked for all that it sends. Others are served before it is read on."""
+        self._clients.on_turn_over(self)
 
     def on_error(self, error: ProtocolError) -> None:
         """The client broke the protocol; it was sent the error, or will be closed without one."""

@@ -702,8 +702,14 @@ cdef class Reactor:
             if socket.peer.is_closing or out.close_reason != CLOSE_NONE:
                 socket.end()
             elif not socket.peer.holds:
-                socket.peer.resume(self.shared, READ_BYTES)
-                socket.after_operations()
+                try:
+                    socket.peer.resume(self.shared, READ_BYTES)
+                    socket.after_operations()
+                except Exception:
+                    if not socket.peer.on_failure():
+                        raise
+                    self.give_up(socket)
+                    continue
                 if not socket.peer.holds:
                     socket.arm(socket.armed | EPOLLIN)
                     socket.read_on()

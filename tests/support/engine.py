@@ -95,6 +95,7 @@ class Session:
     errors: list[ProtocolError] = field(default_factory=list)
     times_left: int = 0  # on_members_left
     waits_us: list[int] = field(default_factory=list)  # of on_publish_limited
+    turns: int = 0  # of on_turn_over
     connection: ClientConnection = field(init=False)  # to be set by whoever makes it
 
     def on_connect(self, raw: bytes) -> None:
@@ -121,6 +122,10 @@ class Session:
 
     def on_members_left(self) -> None:
         self.times_left += 1
+
+    def on_turn_over(self) -> None:
+        self.turns += 1
+        self.connection.read_on()
 
     def on_publish_limited(self, wait_us: int) -> None:
         self.waits_us.append(wait_us)

@@ -11,8 +11,9 @@ import pytest
 
 from gnatswarm.broker.access.certificate_names import CertificateNames
 from gnatswarm.broker.limits import Limits
-from gnatswarm.broker.options import Account, Options, Tls, User
+from gnatswarm.broker.options import Account, Options, Permissions, Tls, User
 from gnatswarm.shards.clients import passwords
+from gnatswarm.shards.clients.clients import BUSY_AT_ONCE
 from tests.support.one_shard import WITHIN_S, Client, OneShard
 from tests.support.turns import until
 
@@ -215,4 +216,42 @@ async def test_a_password_is_compared_under_the_rules_that_hold_when_the_answer_
         assert (await other.talk(log_in)).endswith(b"PONG\r\n" if next_is_let_in else VIOLATION)
     finally:
         comparison.end()
+        house.close()
+
+
+async def test_clients_that_have_python_asked_again_and_again_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    house = OneShard(Options(users=(User("a", "p", permissions=Permissions(subscribe_allow=("other",))),)))
+    clients = house.shard.clients
+    note, read_on = clients.note_denied, clients._read_on
+    denied: list[str] = []
+    in_turns: list[int] = []
+
+    def note_denied(account: str, user: str, *, is_publish: bool) -> None:
+        denied.append(user)
+        note(account, user, is_publish=is_publish)
+
+    def one_turn() -> None:
+        before = len(denied)
+        read_on()
+        in_turns.append(len(denied) - before)
+
+    monkeypatch.setattr(clients, "note_denied", note_denied)
+    monkeypatch.setattr(clients, "_read_on", one_turn)
+    try:
+        flooding = [house.connect() for _ in range(12)]
+        other = house.connect()
+        for client in (*flooding, other):
+            await client.wait(b"}")
+            await client.talk(b'CONNECT {"verbose":false,"user":"a","pass":"p"}\r\nPING\r\n')
+        floods = [asyncio.ensure_future(client.talk(b"SUB x 1\r\n" * 1000 + b"PING\r\n")) for client in flooding]
+        await until(lambda: bool(in_turns))
+        assert await other.talk(b"PING\r\n") == b"PONG\r\n"
+        assert not any(flood.done() for flood in floods)
+        for flood in floods:
+            said = await flood
+            assert said.count(b"-ERR 'Permissions Violation") == 1000
+            assert said.endswith(b"'\r\nPONG\r\n")
+        assert max(in_turns) <= BUSY_AT_ONCE * 200
+        assert sum(in_turns) >= 12 * 700
+    finally:
         house.close()

@@ -333,15 +333,36 @@ def test_a_message_that_is_too_large_is_read_to_its_end_first(bench, first):
     assert client.recv(100) == b""
 
 
-def test_an_error_of_ours_costs_the_connection_that_made_it_and_no_other(bench, caplog):
-    """Whatever a session raises for what its client has sent, but what the engine expects of it."""
+@pytest.mark.parametrize("was_held", [False, True])
+def test_an_error_of_ours_costs_the_connection_that_made_it_and_no_other(bench, caplog, was_held):
+    """Whatever a session raises for what its client has sent, but what the engine expects of it.
+
+    `was_held`: that had been read before, and was kept.
+    """
     (bad, bad_number), (good, _) = bench.connect(), bench.connect()
 
     def stumble(_raw: bytes) -> None:
         raise RuntimeError("of the test")
 
-    bench.sessions[bad_number].on_connect = stumble
-    bad.sendall(b"CONNECT {}\r\nPUB a 1\r\nx\r\n")
+    session = bench.sessions[bad_number]
+    held = []
+    bad.sendall(b"PING\r\n")
+    bench.turn_until(lambda: bool(select.select([bad], [], [], 0)[0]))
+    if was_held:
+
+        def hold(raw: bytes) -> None:
+            held.append(raw)
+            session.connection.wait()
+
+        session.on_connect, session.on_info = hold, stumble
+    else:
+        session.on_connect = stumble
+    bad.sendall(b"CONNECT {}\r\nINFO {}\r\nPUB a 1\r\nx\r\n")
+    if was_held:
+        bench.turn_until(lambda: bool(held))
+        assert not bench.owner.closed
+        session.connection.go_on()
+        bench.reactor.finish()
     bench.turn_until(lambda: bool(bench.owner.closed))
     good.sendall(b"PING\r\n")
     bench.turn_until(lambda: bool(select.select([good], [], [], 0)[0]))
