@@ -144,6 +144,7 @@ class HubSession(LeafConnection):
         self._user = ""
         self._is_gone = False
         self._is_announced = False
+        self._is_isolated = False
 
     def __str__(self) -> str:
         address = f"[{self.host}]" if ":" in self.host else self.host
@@ -317,7 +318,8 @@ class HubSession(LeafConnection):
         name = connect.cluster or connect.name
         kind = "hub" if connect.is_hub else "leaf"
         account = self.account.encode("utf-8", "surrogateescape")
-        if not self.link.join(kind, account, name, is_isolated=self._owner.isolates or connect.isolate):
+        self._is_isolated = self._owner.isolates or connect.isolate
+        if not self.link.join(kind, account, name, is_isolated=self._is_isolated):
             logger.error("%s - no place for another connection to a server: there are 31 at most", self)
             self._refuse("maximum connections exceeded")
             return
@@ -380,8 +382,9 @@ class HubSession(LeafConnection):
     def reload(self) -> bool:
         """The rules for log-ins have changed. False: it is being closed, because it would not be here under these.
 
-        So it is if its rights have changed, and comes back: then each end has told the other all that it may be told
-        and no more, and nothing that was on its way is a violation of rights of which the leaf node had not heard.
+        So it is if its rights or its isolation have changed, and comes back: then each end has told the other all that
+        it may be told and no more, and nothing that was on its way is a violation of rights of which the leaf node had
+        not heard.
         """
         if self.connect is None:
             return True
@@ -398,6 +401,10 @@ class HubSession(LeafConnection):
         if identity is None or self._owner.account_of(identity) != self.account:
             logger.error("%s - the configuration does not admit it any more", self)
             self._refuse("Authorization Violation")
+            return False
+        if (self._owner.isolates or self.connect.isolate) != self._is_isolated:
+            logger.info("%s - the configuration changes whether it is isolated: it has to connect again", self)
+            self._end("Isolation Changed")
             return False
         if identity.permissions != self.admission.identity.permissions:
             logger.info("%s - the configuration changes its rights: it has to connect again", self)
@@ -498,13 +505,12 @@ class HubSession(LeafConnection):
         """This connection on the monitoring pages."""
         name = self.connect.shown if self.connect is not None else ""
         is_spoke = self.connect is not None and self.connect.is_hub
-        is_isolated = self._owner.isolates or (self.connect is not None and self.connect.isolate)
         return self._row(
             name,
             self.host,
             self.port,
             is_spoke=is_spoke,
             lid=self.lid,
-            is_isolated=is_isolated,
+            is_isolated=self._is_isolated,
             with_subs=with_subs,
         )

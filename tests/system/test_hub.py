@@ -1024,6 +1024,31 @@ async def test_isolated_leaf_nodes_hear_nothing_of_each_other_but_of_the_hub(sta
     assert [frame.payload for frame in await other.messages(1, 20)] == [b"z"]
 
 
+async def test_a_reload_has_leaf_nodes_connect_again_isolated_or_not(start: Start) -> None:
+    hub = start("gnatswarm-1", "leafnodes { listen: '127.0.0.1:-1' }\n")
+    assert hub.config is not None and hub.directory is not None
+
+    async def connected() -> tuple[Leaf, Leaf]:
+        one, other = [await by_hand(hub_port(hub), {"name": name}) for name in ("one", "other")]
+        one.say("LS+ far\r\nPING\r\n")
+        await one.until(b"PONG\r\n")
+        return one, other
+
+    one, other = await connected()
+    assert b"LS+ far\r\n" in await other.until(b"LS+ far\r\n")
+    for is_isolated in (True, False):
+        wanted = ", isolate_leafnode_interest: true }" if is_isolated else "}"
+        (hub.directory / "broker.conf").write_text(hub.config.replace("}", wanted, 1))
+        hub.send_signal(signal.SIGHUP)
+        for leaf in (one, other):
+            assert b"-ERR" not in await leaf.rest()
+        one, other = await connected()
+        other.say("PING\r\n")
+        assert (b"LS+ far\r\n" in await other.until(b"PONG\r\n")) != is_isolated
+    one.writer.close()
+    other.writer.close()
+
+
 ANSWERING = """server_name: hub
 leafnodes { listen: '127.0.0.1:-1' }
 accounts { A { users [
