@@ -260,7 +260,7 @@ cdef class ServerLink(Peer):
             wanted = False
         was_wanted = self.knows(sublist, op)   # (each change of a weight is told, and what ends may have been refused)
         if wanted and not was_wanted and unlikely(self.max_subscriptions != 0) \
-                and self.subscriptions >= self.max_subscriptions:
+                and self.subscriptions >= self.max_subscriptions and not is_loop_subject(at, size):
             self.session.on_refused("Limit", op.subject.at[:op.subject.size])
             return 0
         self.subscriptions += <int>wanted - <int>was_wanted

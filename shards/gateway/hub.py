@@ -17,7 +17,7 @@ from gnatswarm.broker.access.certificate_names import find_user, names_of
 from gnatswarm.broker.access.connect import ClientOptions, who_claims
 from gnatswarm.broker.advisory import Person
 from gnatswarm.broker.bounds import LARGEST_FRAME_PAYLOAD_BYTES
-from gnatswarm.broker.errors import AuthorizationViolation, CloseReason
+from gnatswarm.broker.errors import AuthorizationViolation, CloseReason, MaximumSubscriptionsExceeded
 from gnatswarm.broker.options import Permissions as PermissionOptions
 from gnatswarm.broker.permissions import Permissions
 from gnatswarm.broker.quoted import quoted
@@ -439,6 +439,9 @@ class HubSession(LeafConnection):
     def on_error(self, raw: bytes) -> None:
         """The leaf node has refused something; where that ends the connection it closes it."""
         text = raw.decode("utf-8", "replace").strip().strip("'")
+        if text.lower() == MaximumSubscriptionsExceeded.text:  # of interest that it was told; the connection stays
+            self._log_limit()
+            return
         logger.error("%s - Leafnode Error %s", self, quoted(text[:300]))
         self._why = self._why or (text[:300] if "loop detected" in text.lower() else "")
 

@@ -510,7 +510,7 @@ class RouteSession:
         if self._pings_out >= self._ping_max:
             self.link.send(b"-ERR 'Stale Connection'\r\n")
             self._end("Stale Connection")
-        elif not self._has_started:
+        elif not self._has_started or (self.dialled is not None and self.info is None):  # (CONNECT comes first)
             self._timer = self._loop.call_later(min(FIRST_PING_S, self._ping_interval_s), self._ping)
         else:
             self._send_ping()

@@ -70,7 +70,8 @@ class Dialled(msgspec.Struct):
     task: asyncio.Task[None] | None = None
     session: RouteSession | None = None
     server_id: str = ""  # of who answered there last
-    is_self: bool = False  # all its addresses are this broker's own
+    is_self: bool = False  # all its addresses are this broker's own …
+    is_literal: bool = False  # … and it is one of them itself, no name
 
 
 class Routes:
@@ -304,7 +305,11 @@ class Routes:
                 continue  # to another address of that name, if there is one
             self._has_tried(dialled.address)
             if dialled.is_self:
-                break
+                if not dialled.is_configured or dialled.is_literal:
+                    break
+                attempts -= 1
+                await self._pause(LONGEST_AGAIN_S)  # another member may have this name by then
+                continue
             if session is not None:
                 if session.was_member or session.is_duplicate:
                     attempts = 0
@@ -330,6 +335,7 @@ class Routes:
             found = await places_of(self._loop, dialled.address, CONNECT_S)
             places = [one for one in found if one[-1] not in self._own_places]
             dialled.is_self = bool(found) and not places
+            dialled.is_literal = any(one[-1][0] == dialled.address.host for one in found)
             if dialled.is_self:
                 return None
             sock, where = await connected(self._loop, places, CONNECT_S)

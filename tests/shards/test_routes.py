@@ -13,7 +13,7 @@ from gnatswarm.broker.options import Cluster
 from gnatswarm.shards.gateway import routes as routes_module
 from gnatswarm.shards.gateway import words
 from gnatswarm.shards.gateway.remote import Address, places_of
-from gnatswarm.shards.gateway.routes import Dialled, Routes
+from gnatswarm.shards.gateway.routes import LONGEST_AGAIN_S, Dialled, Routes
 
 
 @pytest.mark.parametrize(
@@ -136,19 +136,27 @@ async def test_a_member_is_dialled_again_as_nats_server_does(
     [
         (["own", "far"], ["own", "far"]),
         (["own", "also own", "far"], ["own", "also own", "far"]),
-        (["own"], ["own"]),
-        (["own", "also own"], ["own", "also own"]),
+        (["own"], ["own", "far"]),
+        (["own", "also own"], ["own", "also own", "far"]),
+        (["192.0.2.1"], ["192.0.2.1"]),
     ],
 )
 async def test_a_name_that_is_also_this_broker_s_is_dialled_at_its_other_addresses(
     monkeypatch: pytest.MonkeyPatch, hosts: list[str], dialled: list[str]
 ) -> None:
-    """All members may have one name, in whose addresses each finds itself; a name that is its own alone is left."""
+    """All members may have one name: each finds itself there, at first perhaps alone. One that is an address is left."""
+    is_name = hosts[0] == "own"
+    here = list(hosts)
+    pauses: list[float] = []
     found: list[str] = []
     tried: list[Address] = []
 
     async def places(*_: Any) -> list[Any]:
-        return [(0, 0, 0, "", (host, 6222)) for host in hosts]
+        return [(0, 0, 0, "", (host, 6222)) for host in here]
+
+    async def pause(seconds: float, _spread_s: float = 0.0) -> None:
+        pauses.append(seconds)
+        here.append("far")  # another member has come
 
     async def connect(_loop: Any, left: list[Any], _timeout_s: float) -> tuple[Any, Any]:
         where = left[0][-1]
@@ -156,7 +164,7 @@ async def test_a_name_that_is_also_this_broker_s_is_dialled_at_its_other_address
 
     def opened(_fd: int, host: str, *_: Any, **__: Any) -> Any:
         found.append(host)
-        assert not tried  # nobody is told that there are no members before the last address was tried
+        assert not tried or pauses  # nobody is told that there are no members before the last address was tried
         over = asyncio.get_running_loop().create_future()
         over.set_result(None)
         if host == "far":
@@ -165,7 +173,7 @@ async def test_a_name_that_is_also_this_broker_s_is_dialled_at_its_other_address
 
     monkeypatch.setattr(routes_module, "places_of", places)
     monkeypatch.setattr(routes_module, "connected", connect)
-    address = Address("members.example", 6222)
+    address = Address("members.example" if is_name else hosts[0], 6222)
     routes: Any = SimpleNamespace(
         cluster=Cluster(),
         _loop=None,
@@ -174,17 +182,19 @@ async def test_a_name_that_is_also_this_broker_s_is_dialled_at_its_other_address
         _dialled={},
         _has_tried=tried.append,
         _open=opened,
+        _pause=pause,
     )
     routes.flush = lambda: None
     routes._dial_once = lambda *words: Routes._dial_once(routes, *words)
     dialling = Routes._keep_dialling(routes, Dialled(address, is_configured=True))
-    if "far" in hosts:
+    if is_name:
         with pytest.raises(asyncio.CancelledError):
             await dialling
     else:
         await dialling
         assert tried == [address]
     assert found == dialled
+    assert pauses == ([LONGEST_AGAIN_S] if is_name and "far" not in hosts else [])
 
 
 async def test_the_addresses_of_a_name_are_dialled_in_random_order() -> None:

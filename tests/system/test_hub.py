@@ -595,6 +595,15 @@ async def test_a_leaf_node_tells_no_more_interest_than_max_subscriptions(start: 
     leaf.writer.close()
 
 
+async def test_a_leaf_node_that_takes_no_more_interest_fills_no_log(start: Start) -> None:
+    hub = start("gnatswarm-1", HUB)
+    leaf = await by_hand(hub_port(hub), SOME)
+    leaf.say("-ERR 'maximum subscriptions exceeded'\r\n" * 5 + "PING\r\n")
+    await leaf.until(b"PONG\r\n")
+    assert hub.log.text.count("maximum subscriptions exceeded") == 1
+    leaf.writer.close()
+
+
 async def test_so_many_silent_connections_may_wait_and_leaf_nodes_log_in_beside_them(start: Start) -> None:
     """A flood of connections that say nothing takes no more descriptors than so many, and fills no log."""
     hub = start("gnatswarm-1", HUB)

@@ -667,11 +667,15 @@ async def test_a_member_that_says_what_cannot_be_told_to_others_is_refused(start
 
 
 async def test_a_member_that_is_dialled_and_says_nothing_is_dialled_again(start: Start) -> None:
-    """It has as long to say who it is as one that dials; another address of its name may be tried then."""
+    """It has as long to say who it is as one that dials; another address of its name may be tried then.
+
+    Until it has it is not pinged, however often others are: what comes before CONNECT is refused.
+    """
     came: asyncio.Queue[asyncio.StreamReader] = asyncio.Queue()
     silent = await asyncio.start_server(lambda reader, _: came.put_nowait(reader), "127.0.0.1", 0)
     at = silent.sockets[0].getsockname()[1]
-    here = start("gnatswarm-1", cluster_config("here", routes=(at,), inner="authorization { timeout: 0.5 }"))
+    inner = 'authorization { timeout: 0.5 }\nping_interval: "50ms"'
+    here = start("gnatswarm-1", cluster_config("here", routes=(at,), inner=inner))
     async with asyncio.timeout(DEADLINE_S):
         first = await came.get()
         assert await first.read() == b""
