@@ -144,7 +144,7 @@ async def test_a_member_is_dialled_again_as_nats_server_does(
 async def test_a_name_that_is_also_this_broker_s_is_dialled_at_its_other_addresses(
     monkeypatch: pytest.MonkeyPatch, hosts: list[str], dialled: list[str]
 ) -> None:
-    """All members may have one name: each finds itself there, at first perhaps alone. One that is an address is left."""
+    """All members may have one name: each finds itself there, at first perhaps alone. An address itself is left."""
     is_name = hosts[0] == "own"
     here = list(hosts)
     pauses: list[float] = []
