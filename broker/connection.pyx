@@ -348,6 +348,7 @@ cdef class ClientConnection(Peer):
         self.release(HOLD_RATE)
 
     cdef int give_way(self) except -1:
+        self.n_slow = 0
         if self.session is not None and not self.is_closing and not self.holds & HOLD_RATE:
             self.holds |= HOLD_RATE
             self.session.on_turn_over()
@@ -441,6 +442,7 @@ cdef class ClientConnection(Peer):
                 tell(self.session, op.subject.at[:op.subject.size])
         if unlikely(op.header_size != 0) and self.fanout.tracing is not None and not self.is_traced \
                 and asks_for_trace(data + op.line_size, op.header_size, self.sublist.traces_parents):
+            self.n_slow += 8   # (some 30 µs)
             return self.publish_traced(data, size, op, whole)
         if unlikely(self.is_pedantic) and not is_publishable(op.subject.at, op.subject.size):
             self.fail(errors.InvalidPublishSubject())
@@ -477,6 +479,7 @@ cdef class ClientConnection(Peer):
         if self.permissions is not None and not once:
             entry.permitted = self.permissions.id
         if unlikely(entry.crosses):
+            self.n_slow += 1
             self.deliver_across(op, hash, entry, &message)
             return total
         if unlikely(op.header_size != 0) and self.fanout.trace is not None:
@@ -812,6 +815,7 @@ cdef class ClientConnection(Peer):
         cdef Former former = self.fence.former_of(self, sub)
         self.end_subscription(sub)
         if former is not None:
+            self.n_slow += 1
             self.fence.linger(former)
         return 0
 

@@ -9,7 +9,6 @@ from gnatswarm.broker.parser cimport Token
 from gnatswarm.broker.interest cimport MOST_SHARDS, Interest, QueueGroup, QueueName, Sub
 from gnatswarm.broker.entry cimport Choice, Entry, Target
 from gnatswarm.broker.sublist cimport Sublist
-from gnatswarm.broker.word cimport likely
 
 cdef enum:
     ANY_SHARD = 64            # Fanout.from_shard
@@ -200,12 +199,8 @@ cdef class Fanout:
     cdef void note_finished(self, Sub *sub) noexcept
     cdef void finish(self) noexcept
 
-# The output of the client with this cid among a group's members here; NULL: it has none.
-cdef OutBuf *found_output(const Entry *entry, const Choice *choice, uint64_t cid) noexcept
-
-# The same of a message's publisher, where that wants no echo.
-cdef inline OutBuf *output_of(const Entry *entry, const Choice *choice, uint64_t publisher) noexcept:
-    return NULL if likely(publisher == 0) else found_output(entry, choice, publisher)
+# Whether this is the output of the client with this cid (as in Publish).
+cdef bint is_output_of(OutBuf *out, uint64_t cid) noexcept
 
 # `other` becomes the message with another header block (may be empty) and another reply. Its bytes are in the bytearray
 # that is returned.

@@ -77,14 +77,8 @@ cdef bytearray rewritten(Publish *other, const Publish *message, bytes header, T
     return room
 
 
-cdef OutBuf *found_output(const Entry *entry, const Choice *choice, uint64_t cid) noexcept:
-    cdef const Target *target = &entry.targets[choice.first]
-    cdef uint32_t _i
-    for _i in range(choice.n_local):
-        if target.out.peer != NULL and getattr(<Peer>target.out.peer, "cid", 0) == cid:
-            return target.out
-        target += 1
-    return NULL
+cdef bint is_output_of(OutBuf *out, uint64_t cid) noexcept:
+    return out.peer != NULL and getattr(<Peer>out.peer, "cid", 0) == cid
 
 
 cdef class AccountGate:
@@ -396,6 +390,8 @@ cdef class Fanout:
         for i in range(choice.n_local):
             target = &entry.targets[choice.first + (start + i) % choice.n_local]
             if unlikely(publish.origin >= ORIGIN_ACCOUNT) and is_foreign(entry, target - entry.targets):
+                continue
+            if unlikely(publish.publisher != 0) and avoided == NULL and is_output_of(target.out, publish.publisher):
                 continue
             if target.out != avoided and self.send_target(entry, target, publish):
                 return True
@@ -792,8 +788,7 @@ cdef class Fanout:
                 if choice.name.key.size == queues[q].size and \
                         memcmp(<uint8_t *>choice.name + sizeof(QueueName), queues[q].at, queues[q].size) == 0:
                     # (the sender chose this shard for its number of members, and does not say which one)
-                    served = choice.n_local and self.choose_here(entry, choice, sublist.random(), publish,
-                                                                 output_of(entry, choice, publish.publisher))
+                    served = choice.n_local and self.choose_here(entry, choice, sublist.random(), publish, NULL)
                     break
             if served:
                 n += 1

@@ -13,7 +13,7 @@ from libc.stdint cimport uint8_t
 
 from gnatswarm.broker.entry cimport choice_named, is_foreign
 from gnatswarm.broker.fanout cimport (
-    ANY_SHARD, ORIGIN_ACCOUNT, ORIGIN_SIBLING_ACCOUNT, Fanout, no_outcome, output_of)
+    ANY_SHARD, ORIGIN_ACCOUNT, ORIGIN_SIBLING_ACCOUNT, Fanout, is_output_of, no_outcome)
 from gnatswarm.broker.interest cimport GATEWAY_NUMBER, NO_MAX
 from gnatswarm.broker.outbuf cimport CLOSE_NONE, out_append
 from gnatswarm.broker.peer cimport HOLD_REPLY
@@ -70,11 +70,13 @@ cdef bint refuses_here(Entry *entry, const Choice *choice, const Publish *messag
     """Whether a member here may not have it: by its permissions, because it came from a third account, or because it
     has published it and wants no echo."""
     cdef uint32_t i
-    if choice.keeps_out or output_of(entry, choice, message.publisher) != NULL:
+    if choice.keeps_out:
         return True
-    if message.origin >= ORIGIN_ACCOUNT:
+    if message.origin >= ORIGIN_ACCOUNT or message.publisher:
         for i in range(choice.first, choice.first + choice.n_local):
-            if is_foreign(entry, i):
+            if message.origin >= ORIGIN_ACCOUNT and is_foreign(entry, i):
+                return True
+            if message.publisher and is_output_of(entry.targets[i].out, message.publisher):
                 return True
     return False
 
@@ -186,8 +188,7 @@ cdef class Reroutes:
         cdef bint is_taken
         fanout.from_shard = ANY_SHARD
         is_taken = choice != NULL and choice.n_local \
-            and fanout.choose_here(entry, choice, sublist.random(), message,
-                                   output_of(entry, choice, message.publisher))
+            and fanout.choose_here(entry, choice, sublist.random(), message, NULL)
         fanout.from_shard = from_shard
         if is_taken:
             self.count_delivery(sublist, subject, message)   # somebody has come meanwhile
@@ -297,8 +298,7 @@ cdef class Reroutes:
         cdef Fanout fanout = self.mesh.fanout
         cdef Choice *choice
         cdef Entry *entry = sublist.former_group(subject, queue, &choice)
-        if entry == NULL or not fanout.choose_here(entry, choice, sublist.random(), message,
-                                                   output_of(entry, choice, message.publisher)):
+        if entry == NULL or not fanout.choose_here(entry, choice, sublist.random(), message, NULL):
             return False
         self.n_lingered += 1
         self.count_delivery(sublist, subject, message)

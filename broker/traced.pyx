@@ -11,7 +11,7 @@ from libc.string cimport memchr
 
 from gnatswarm.broker.entry cimport Choice, Target, choice_named, is_foreign
 from gnatswarm.broker.fanout cimport (
-    HERE, MOST_NAME_BYTES, MOST_QUEUES, ORIGIN_ACCOUNT, ORIGIN_CLIENT, output_of, rewritten)
+    HERE, MOST_NAME_BYTES, MOST_QUEUES, ORIGIN_ACCOUNT, ORIGIN_CLIENT, is_output_of, rewritten)
 from gnatswarm.broker.interest cimport GATEWAY_NUMBER, MOST_SHARDS, Node, QueueName, Sub
 from gnatswarm.broker.peer cimport Peer
 from gnatswarm.broker.sublist cimport width_bucket
@@ -124,7 +124,8 @@ cdef bint give(Fanout fanout, Sublist sublist, Entry *entry, uint32_t i, Publish
     cdef bint is_followed = cid != 0   # (the broker's own subscriptions are nobody's business)
     cdef bytes queue = b"" if sub.group == NULL else name_of(sub.group.name)
     cdef bytes subject = subject_of(sublist, sub.node)
-    if target.out == avoided:
+    if target.out == avoided or (publish.publisher and sub.group != NULL
+                                 and is_output_of(target.out, publish.publisher)):
         error = message_trace.NO_ECHO
     elif not trace.is_only and not fanout.send_target(entry, target, publish):
         error = message_trace.AUTO_UNSUBSCRIBED if sub.max_msgs and sub.delivered >= sub.max_msgs \
@@ -302,8 +303,7 @@ cdef uint64_t give_traced_here(Fanout fanout, Sublist sublist, Entry *entry, Pub
     for q in range(n_queues):
         choice = choice_named(entry, queues[q])
         if choice != NULL and choice.n_local \
-                and give_one(fanout, sublist, entry, choice, sublist.random(), publish,
-                             output_of(entry, choice, publish.publisher)):
+                and give_one(fanout, sublist, entry, choice, sublist.random(), publish, NULL):
             n += 1
         elif not fanout.trace.is_only:
             orphans |= <uint64_t>1 << q

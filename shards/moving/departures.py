@@ -17,6 +17,7 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from gnatswarm.broker.frozen import RecordRefused
+from gnatswarm.broker.moves import MOST_SUBSCRIPTIONS
 from gnatswarm.shards.moving.host import NO_ROOM
 
 if TYPE_CHECKING:
@@ -44,8 +45,9 @@ PATIENCE_S = 3.0
 AGAIN_S = 0.05
 # Then those that are left are looked at anew, by the rules that hold by then.
 NAMED_WITHIN_S = 30.0
-# Clients looked at in one turn, some 3 µs each: others of this shard wait for that.
+# Clients looked at in one turn, some 3 µs each: others of this shard wait for that. None behind so many subscriptions.
 LOOK_AT = 8
+LOOK_AT_SUBSCRIPTIONS = 10_000
 
 
 class Departures:
@@ -227,6 +229,7 @@ class Departures:
         if not self._looked_at:
             self._stay.clear()
             self._may_follow = False
+        subscriptions = 0
         for _ in range(LOOK_AT):
             if len(self._chosen) == most:
                 return True
@@ -246,6 +249,9 @@ class Departures:
                 self._stay[why] += 1
             else:
                 self._chosen.append(session)
+            subscriptions += session.connection.subscriptions
+            if subscriptions > LOOK_AT_SUBSCRIPTIONS:
+                break
         return True
 
     def _look_for_named(self, cids: Iterator[int]) -> None:
@@ -269,6 +275,8 @@ class Departures:
     def _begin_batch(self) -> None:
         """Move those that were chosen. They were not held until now: some may not be able to move any more."""
         shard = self._target
+        if shard in self._to:
+            self._keep_few_subscriptions()
         wanted = len(self._chosen)
         chosen = [one.connection for one in self._chosen if self._moves.why_not(one.connection) is None]
         self._chosen.clear()
@@ -297,6 +305,17 @@ class Departures:
             del self._to[shard]
         if not chosen:
             self._in_turn(self._next)
+
+    def _keep_few_subscriptions(self) -> None:
+        """Look only at as many of those that were chosen as fit into one batch by their numbers of subscriptions."""
+        n = subscriptions = 0
+        for one in self._chosen:
+            subscriptions += one.connection.subscriptions
+            if n and subscriptions > MOST_SUBSCRIPTIONS:
+                break
+            n += 1
+        self._leave_for_the_next([one.connection for one in self._chosen[n:]])
+        del self._chosen[n:]
 
     def _leave_for_the_next(self, chosen: list[ClientConnection]) -> None:
         """These are chosen again for the next batch."""

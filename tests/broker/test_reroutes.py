@@ -311,6 +311,15 @@ def test_a_closed_connection_takes_nothing(make):
     assert mesh.engines[1].probe.reroutes.n_lost == 1
 
 
+def test_others_have_their_turn_while_a_client_joins_and_leaves_a_group_again_and_again(make):
+    mesh = make()
+    client = client_of(mesh, 0)
+    client.feed(b"SUB a q 1\r\nUNSUB 1\r\n" * 1000 + b"PING\r\n")
+    mesh.settle()
+    assert client.take() == b"PONG\r\n"
+    assert client.session.turns == 5
+
+
 def test_a_sid_that_is_used_again_is_the_new_subscription_alone(make):
     mesh = make()
     member = client_of(mesh, 1)

@@ -196,6 +196,16 @@ def test_a_member_elsewhere_gets_what_the_chosen_one_here_does_not_take(*, prefe
     traced.mesh.close()
 
 
+def test_others_have_their_turn_between_traced_messages(traced: Traced) -> None:
+    client = traced.client(0)
+    client.feed(b"SUB a 1\r\n")
+    block = FIRST + b"Nats-Trace-Dest: t\r\n\r\n"
+    client.feed(b"HPUB a %d %d\r\n%b1\r\n" % (len(block), len(block) + 1, block) * 100)
+    traced.mesh.settle()
+    assert got(client) == 100
+    assert client.session.turns == 4
+
+
 def test_a_traced_message_does_not_come_back_to_who_wants_no_echo(traced: Traced) -> None:
     """The member that it was sent to leaves. Plain interest on that shard gets a frame, and so a hop, of its own."""
     publisher, leaver, plain = traced.echoless(), traced.client(1), traced.mesh.clients[3]

@@ -52,6 +52,7 @@ class World:
         self.objections: dict[int, str] = {}
         self.closed: dict[int, str] = {}  # shards that cannot be reached, with the reason
         self.late_objections: dict[int, str] = {}  # of those that were chosen
+        self.asked: list[int] = []  # … for these
         self.refuses = ""
         self.most_fitting = BATCH_CLIENTS  # clients whose subscriptions fit one offer
         self.batches: list[tuple[int, list[int]]] = []
@@ -109,6 +110,7 @@ class World:
         return min(len(connections), self.most_fitting)
 
     def why_not(self, connection: Any) -> str | None:
+        self.asked.append(connection)
         return self.late_objections.get(connection)
 
     def stop(self) -> None:
@@ -126,6 +128,22 @@ class World:
             del self.open[cid]
         self.departures.on_ended("")
         self.advance(0)
+
+
+@pytest.mark.parametrize(("subscriptions", "each"), [(40_000, 1), (30_000, 2), (65_536, 1), (1, BATCH_CLIENTS)])
+def test_no_more_are_looked_at_for_a_batch_than_their_subscriptions_let_in(
+    monkeypatch: pytest.MonkeyPatch, subscriptions: int, each: int
+) -> None:
+    """Looking at one takes as long as it has subscriptions, and others would be looked at anew for each batch."""
+    monkeypatch.setattr(Connection, "subscriptions", subscriptions)
+    world = World(24)
+    assert world.begin({1: 24}, within_s=10_000.0)
+    while not world.done:
+        world.arrive()
+        world.advance(60.0)
+    assert {len(batch) for _, batch in world.batches} == {min(each, 24)}
+    assert sorted(world.asked) == list(range(24))
+    assert world.done == [(24, {})]
 
 
 def test_so_many_go_to_each_shard_a_batch_at_a_time() -> None:
