@@ -802,8 +802,8 @@ async def test_routes_may_be_encrypted_and_ask_for_a_password(start: Start, net:
     for client in clients:
         assert [frame.payload == body for frame in await arrived(client, len(clients))] == [True] * len(clients)
     # Who has no certificate, or the wrong password, is no member.
-    start("gnatswarm-1", cluster_config("plain", seed))
-    first.log.wait_line("TLS route handshake error")
+    plain = start("gnatswarm-1", cluster_config("plain", seed))
+    plain.log.wait_line(rf"Error trying to connect to route 127.0.0.1:{seed[0]} .*: no INFO within")  # each waits
     stranger = start("gnatswarm-1", cluster_config("wrong", seed, inner=inner("wrong")))
     first.log.wait_line("authentication error")
     stranger.log.wait_line(r"Error trying to connect to route .*Authorization Violation")
