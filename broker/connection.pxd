@@ -61,7 +61,7 @@ cdef class ClientConnection(Peer):
     cdef uint64_t limited_us          # since when it has waited for that, without a break of a burst; 0: it never has
     cdef uint64_t limited_until_us    # until when it waits, or waited last
     cdef readonly uint64_t publish_waits   # how often
-    cdef uint32_t n_slow              # operations of the bytes that are being read for which Python was asked
+    cdef uint32_t n_slow              # operations of what is being read for which Python was asked, of 4 µs each
     cdef object session               # Python: who this is (ClientSession of connection.pyi); None: the broker itself
     cdef Table subs                   # by sid
     cdef Shadows shadows              # None: it has none

@@ -10,12 +10,9 @@ from libc.string cimport memcpy, memset
 
 from gnatswarm.broker.interest cimport SECOND_CHOICE, SUB_SHADOW, QueueGroup, Shadow, subject_at
 from gnatswarm.broker.permissions cimport Permissions
+from gnatswarm.broker.table cimport MOST_KEY_BYTES
 from gnatswarm.broker.transform cimport Transform
 from gnatswarm.broker.word cimport SLACK, likely, unlikely
-
-
-cdef enum:
-    MOST_SUBJECT_BYTES = 65535   # of a subscription: a key of a table
 
 
 # Drafts made so far, by all sublists: a client is among the subscribers of other accounts too (OutBuf.match).
@@ -34,8 +31,8 @@ cdef inline const Sub *sid_of(const Sub *sub) noexcept:
 
 cdef bint is_granted(const Sub *sub) noexcept:
     """Do its client's new permissions allow the subscription?"""
-    cdef uint8_t[MOST_SUBJECT_BYTES + SLACK] subject
-    cdef size_t size = subject_at(sub.node, subject, MOST_SUBJECT_BYTES)
+    cdef uint8_t[MOST_KEY_BYTES + SLACK] subject
+    cdef size_t size = subject_at(sub.node, subject, MOST_KEY_BYTES)
     cdef const QueueGroup *group = sub.group
     if group == NULL:
         return (<Permissions>sub.out.filter).may_subscribe(subject, size, NULL, 0)

@@ -19,10 +19,11 @@ from gnatswarm.broker.peer cimport HOLD_LOGIN, HOLD_REST, HOLD_STALL
 from gnatswarm.broker.repeat cimport repeat_remember, repeat_run
 from gnatswarm.broker.reroutes cimport CAME_IN, REFUSED
 from gnatswarm.broker.serverwire cimport (
-    DIALECT_LEAF, DIALECT_ROUTE, MOST_SERVER_QUEUES, MOST_SERVER_WORD_BYTES, MOST_SERVER_WORDS_BYTES, SERVER_BAD,
+    DIALECT_LEAF, DIALECT_ROUTE, MOST_SERVER_QUEUES, MOST_SERVER_WORDS_BYTES, SERVER_BAD,
     SERVER_CONNECT, SERVER_ERR, SERVER_IGNORED, SERVER_INFO, SERVER_MORE, SERVER_MSG, SERVER_PING, SERVER_PONG,
     SERVER_SUB, SERVER_TOO_LONG, SERVER_UNSUB, ServerOpKind, parse_server_op)
 from gnatswarm.broker.subject cimport SUBJECT_BAD, SUBJECT_LITERAL, subject_kind
+from gnatswarm.broker.table cimport MOST_KEY_BYTES
 from gnatswarm.broker.word cimport SLACK, hash_bytes, likely, unlikely
 
 from gnatswarm.broker.bounds import LARGEST_FRAME_PAYLOAD_BYTES
@@ -240,10 +241,10 @@ cdef class ServerLink(Peer):
         if sublist is None:
             self.session.on_unknown_account(op.account.at[:op.account.size])
             return 0
-        if subject_kind(at, size) == SUBJECT_BAD or size > MOST_SERVER_WORD_BYTES:
+        if subject_kind(at, size) == SUBJECT_BAD or size > MOST_KEY_BYTES:
             self.session.on_refused("bad subject", op.subject.at[:min(op.subject.size, 200)])
             return 0
-        if op.n_queues and op.queues[0].size > MOST_SERVER_WORD_BYTES:
+        if op.n_queues and op.queues[0].size > MOST_KEY_BYTES:
             self.session.on_refused("bad queue group", op.queues[0].at[:200])
             return 0
         if is_loop_subject(at, size) and op.subject.at[:op.subject.size] == self.loop_subject:

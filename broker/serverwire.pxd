@@ -45,8 +45,6 @@ cdef enum:
     # Of it, what stands from the subject on: the longest control line of a client, and a queue group's name. It goes on
     # to others, behind an account, and perhaps an origin or where it was: so nobody is sent a line that is not read.
     MOST_SERVER_WORDS_BYTES = 196608
-    # One subject or queue group's name in interest: the size of a key is 16 bits wide (broker.table).
-    MOST_SERVER_WORD_BYTES = 65000
     # The name of a leaf node's cluster in a frame.
     MOST_ORIGIN_BYTES = 1024
     # Queue groups named in one frame.

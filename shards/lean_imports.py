@@ -85,25 +85,22 @@ def import_loop(*, tls: bool) -> None:
     """
     _set_late()
     late("subprocess", {"PIPE": -1, "STDOUT": -2, "DEVNULL": -3})
-    if not tls:
+    if tls:
+        import ssl  # noqa: F401  # which has everything, and is lent nothing
+    else:
         late("ssl", {"SSL_ERROR_WANT_READ": 2, "SSL_ERROR_WANT_WRITE": 3, "SSL_ERROR_SYSCALL": 5})
     errors = ("SSLError", "SSLWantReadError", "SSLSyscallError", "SSLZeroReturnError", "CertificateError")
-    with (
-        _Lent("ssl", "SSLContext", "MemoryBIO", "create_default_context"),
-        _Lent("ssl", *errors, base=OSError),
-        _Lent("string", "Template", "Formatter"),
-        _Lent("subprocess", "SubprocessError", base=Exception),
-    ):
+    of_ssl = _classes("SSLContext", "MemoryBIO", "create_default_context") | _classes(*errors, base=OSError)
+    processes = _classes("SubprocessError", base=Exception)
+    with _Lent("ssl", of_ssl), _Lent("string", _classes("Template", "Formatter")), _Lent("subprocess", processes):
         import asyncio
-        import concurrent.futures
+        import concurrent.futures  # noqa: F401
 
         for name in ASYNCIO_LATE:
             vars(asyncio).setdefault(name.rpartition(".")[2], sys.modules[name])  # as an import would have done
-        threads = vars(concurrent.futures)
-        threads["ThreadPoolExecutor"] = _function("concurrent.futures.thread", "ThreadPoolExecutor")
-        import uvloop  # noqa: F401
-
-        del threads["ThreadPoolExecutor"]  # uvloop only calls it; for others it is a class
+        threads = _function("concurrent.futures.thread", "ThreadPoolExecutor")  # uvloop only calls it
+        with _Lent("concurrent.futures", {"ThreadPoolExecutor": threads}):
+            import uvloop  # noqa: F401
 
 
 def import_formats() -> None:
@@ -118,10 +115,10 @@ def import_formats() -> None:
         sys.modules["typing_extensions"] = None  # type: ignore[assignment]  # msgspec does with typing's
     try:
         with (
-            _Lent("uuid", "UUID", "SafeUUID"),
-            _Lent("decimal", "Decimal"),
-            _Lent("dataclasses", "_FIELD"),
-            _Lent("json", "JSONDecodeError", base=ValueError),
+            _Lent("uuid", _classes("UUID", "SafeUUID")),
+            _Lent("decimal", _classes("Decimal")),
+            _Lent("dataclasses", _classes("_FIELD")),
+            _Lent("json", _classes("JSONDecodeError", base=ValueError)),
         ):
             import msgspec  # noqa: F401
             import orjson  # noqa: F401
@@ -131,19 +128,24 @@ def import_formats() -> None:
 
 
 class _Lent:
-    """While it is entered, a late module has classes by these names, for who takes them and has no use for them."""
+    """While it is entered, a module has these for what it has not read yet: for who takes it and has no use for it."""
 
-    def __init__(self, module: str, *names: str, base: type = object) -> None:
-        self._classes = {name: type(name, (base,), {"unknown": None}) for name in names}  # as of SafeUUID
-        self._names = vars(sys.modules[module]) if is_late(module) else {}
+    def __init__(self, module: str, lent: Mapping[str, object]) -> None:
+        self._names = vars(sys.modules[module])
+        self._lent = {name: what for name, what in lent.items() if name not in self._names}
 
     def __enter__(self) -> None:
-        self._names.update(self._classes)
+        self._names.update(self._lent)
 
     def __exit__(self, *_: object) -> None:
-        for name, lent in self._classes.items():
+        for name, lent in self._lent.items():
             if self._names.get(name) is lent:  # the next who wants it reads the module
                 del self._names[name]
+
+
+def _classes(*names: str, base: type = object) -> dict[str, object]:
+    """Classes of which nothing is an instance."""
+    return {name: type(name, (base,), {"unknown": None}) for name in names}  # as of SafeUUID
 
 
 def _set_late() -> None:

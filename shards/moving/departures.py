@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import Counter
-from itertools import chain, islice
+from collections import Counter, deque
 from typing import TYPE_CHECKING
 
 from gnatswarm.broker.frozen import RecordRefused
@@ -60,7 +59,7 @@ class Departures:
         self.host: Host | None = None
         # Why this client may not be moved to that shard to make shards even; "": it may.
         self.keeps: Callable[[ClientSession, int], str] = lambda session, to: ""
-        self._named: dict[int, Iterator[int]] | None = None  # by their shard; None: any clients
+        self._named: dict[int, deque[int]] | None = None  # by their shard; None: any clients
         self._next_journey: Callable[[], bool] | None = None
         self._on_next_done: Callable[[int, dict[str, int]], None] | None = None
         self._to: dict[int, int] = {}  # how many are still to go where
@@ -133,9 +132,8 @@ class Departures:
         """Move these clients to these shards, as far as they can move now; False: others are being moved."""
         if self._on_done is not None:
             return False
-        listed = {shard: list(cids) for shard, cids in to.items()}
-        self._to = {shard: len(cids) for shard, cids in listed.items() if cids}
-        self._named = {shard: iter(cids) for shard, cids in listed.items()}
+        self._named = {shard: deque(cids) for shard, cids in to.items()}
+        self._to = {shard: len(cids) for shard, cids in self._named.items() if cids}
         self._is_cancelled = False
         self._refused.clear()
         self._most.clear()
@@ -254,12 +252,12 @@ class Departures:
                 break
         return True
 
-    def _look_for_named(self, cids: Iterator[int]) -> None:
+    def _look_for_named(self, cids: deque[int]) -> None:
         """Choose some more of the named clients that can move."""
         assert self.host is not None
         shard = self._target
-        for cid in islice(cids, min(LOOK_AT, self._batch_size(shard) - len(self._chosen))):
-            session = self._clients.open.get(cid)
+        for _ in range(min(LOOK_AT, self._batch_size(shard) - len(self._chosen), len(cids))):
+            session = self._clients.open.get(cids.popleft())
             if session is None or self.host.objection(session):
                 self._to[shard] -= 1
             else:
@@ -323,7 +321,7 @@ class Departures:
         if self._named is None:
             self._looked_at.difference_update(cids)
         else:
-            self._named[self._target] = chain(cids, self._named[self._target])
+            self._named[self._target].extendleft(reversed(cids))
 
     def _share_out(self, shard: int) -> None:
         """This one takes nobody: the others take its share, if there are any."""
@@ -369,7 +367,7 @@ class Departures:
         if self._named is None:
             self._look_anew()
         else:
-            self._named[shard] = chain([one.cid for one in self._sent], self._named[shard])
+            self._leave_for_the_next(self._sent)
 
     def _finish(self) -> None:
         done, self._on_done = self._on_done, None

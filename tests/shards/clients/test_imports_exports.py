@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from gnatswarm.broker import census
 from gnatswarm.broker.options import Account, Export, Import, Mapping, Options, Permissions, User
-from tests.support.one_shard import OneShard
+from tests.support.one_shard import Client, OneShard
 from tests.support.turns import until
+
+
+async def logged_in(house: OneShard, *names: bytes) -> list[Client]:
+    """A client for each of these users."""
+    clients = [house.connect() for _ in names]
+    for client, name in zip(clients, names, strict=True):
+        await client.wait(b"}")
+        await client.talk(b'CONNECT {"verbose":false,"user":"%s","pass":"p"}\r\nPING\r\n' % name)
+    return clients
 
 
 async def test_a_publisher_to_a_mapped_subject_is_known_as_one_of_the_subject_that_it_goes_to() -> None:
@@ -27,10 +36,7 @@ async def test_a_request_without_a_reply_is_forgotten_after_the_threshold() -> N
     users = tuple(User(name, "p", account=account) for name, account in (("a", "A"), ("b", "B")))
     house = OneShard(Options(accounts=(service, asking), users=users))
     try:
-        responder, requestor = house.connect(), house.connect()
-        for client, name in ((responder, b"a"), (requestor, b"b")):
-            await client.wait(b"}")
-            await client.talk(b'CONNECT {"verbose":false,"user":"%s","pass":"p"}\r\nPING\r\n' % name)
+        responder, requestor = await logged_in(house, b"a", b"b")
         await responder.talk(b"SUB help 1\r\nPING\r\n")
         await requestor.talk(b"SUB inbox 1\r\nPUB help inbox 1\r\n?\r\nPING\r\n")
         assert b"MSG help 1 _R_." in await responder.wait(b"?\r\n")
@@ -50,10 +56,7 @@ async def test_a_revoked_subscription_to_an_imported_stream_gets_nothing_before_
 
     house = OneShard(options("x.s.*"))
     try:
-        publisher, subscriber = house.connect(), house.connect()
-        for client, name in ((publisher, b"a"), (subscriber, b"b")):
-            await client.wait(b"}")
-            await client.talk(b'CONNECT {"verbose":false,"user":"%s","pass":"p"}\r\nPING\r\n' % name)
+        publisher, subscriber = await logged_in(house, b"a", b"b")
         await subscriber.talk(b"SUB x.s.1 1\r\nSUB x.s.2 2\r\nPING\r\n")
         publish = b"PUB s.1 0\r\n\r\nPUB s.2 0\r\n\r\n"
         await publisher.talk(publish + b"PING\r\n")

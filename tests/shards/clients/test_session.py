@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -35,14 +35,23 @@ async def subscribed(house: OneShard, subs: int, connect: bytes) -> Client:
 
 
 async def ended_by_turn(house: OneShard) -> list[int]:
-    """How many subscriptions end in each turn of the loop, until none is left or none ends any more."""
+    """How many subscriptions end in each turn of the loop, until none is left."""
     sublist = house.shard.mesh.account(b"$G")
-    ended = []
-    while sublist.n_subs:
-        before = sublist.n_subs
-        await asyncio.sleep(0)
-        ended.append(before - sublist.n_subs)
-        assert len(ended) < 1000
+    return await counted_by_turn(lambda: sublist.n_subs, lambda: not sublist.n_subs)
+
+
+async def counted_by_turn(left: Callable[[], int], is_over: Callable[[], bool]) -> list[int]:
+    """By how much it has fallen in each turn, until it is over."""
+    ended: list[int] = []
+    before = left()
+
+    def look() -> bool:
+        nonlocal before
+        ended.append(before - left())
+        before = left()
+        return is_over()
+
+    await until(look)
     return ended
 
 
@@ -94,10 +103,10 @@ async def test_a_client_that_goes_while_its_subscriptions_are_revoked_is_forgott
     try:
         client = await subscribed(house, 3500, BY_PASSWORD)
         house.shard.reload(only("other"))
-        await asyncio.sleep(0)
+        await until(lambda: house.shard.mesh.account(b"$G").n_subs < 3500)
+        assert house.shard.mesh.account(b"$G").n_subs
         house.shard.clients.close_all(CloseReason.KICKED)
-        assert max(await ended_by_turn(house), default=0) <= 3500  # (leave() takes more in a turn)
-        assert house.shard.mesh.account(b"$G").n_subs == 0
+        await ended_by_turn(house)
         await client.wait(b"nothing")
         assert client.is_over and not house.shard.clients.open
     finally:
@@ -113,11 +122,7 @@ async def test_a_client_that_logs_in_anew_ends_its_subscriptions_some_at_a_time(
         sublist = house.shard.mesh.account(b"$G")
         await until(lambda: session.connection.is_ending)
         assert session.objection_to_freezing()
-        ended = []
-        while session.connection.is_ending:
-            before = sublist.n_subs
-            await asyncio.sleep(0)
-            ended.append(before - sublist.n_subs)
+        ended = await counted_by_turn(lambda: sublist.n_subs, lambda: not session.connection.is_ending)
         assert max(ended) <= LOOKED_AT_ONCE
         assert await client.wait(b"PONG\r\n") == b"+OK\r\n+OK\r\n+OK\r\nMSG s.1 1 0\r\n\r\nPONG\r\n"
         assert sublist.n_subs == 1
