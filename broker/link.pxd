@@ -48,7 +48,7 @@ cdef class SiblingLink(OriginLink):
     cdef Py_ssize_t traced_message(self, const uint8_t *data, size_t size, RouteOp *op, Blob *whole) except -1
     cdef uint64_t deliver(self, Sublist sublist, Entry *entry, Publish *message, RouteOp *op, Token shown,
                           Outcome *outcome) except? 0xFFFFFFFFFFFFFFFF
-    cdef int interest(self, RouteOp *op, bint wanted) except -1
+    cdef int interest(self, const uint8_t *data, const uint8_t *end, RouteOp *op, bint wanted) except -1
     cdef bint is_for_us(self, Token subject) except -1
     cdef Py_ssize_t prefix(self, const uint8_t *data, size_t size, RouteOp *op) except -1
     cdef Py_ssize_t move(self, const uint8_t *data, size_t size, RouteOp *op) except -1

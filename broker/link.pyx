@@ -148,7 +148,7 @@ cdef class SiblingLink(OriginLink):
         elif kind == ROUTE_MSG or kind == ROUTE_QUEUE_MSG:
             return self.message(data, size, &op, whole)
         elif kind == ROUTE_SUB or kind == ROUTE_UNSUB:
-            self.interest(&op, kind == ROUTE_SUB)
+            self.interest(data, data + size, &op, kind == ROUTE_SUB)
         elif kind == ROUTE_PING:
             self.on_ping()
         elif kind == ROUTE_PONG:
@@ -189,10 +189,11 @@ cdef class SiblingLink(OriginLink):
             self.acknowledge(op.id, True)
         return 0
 
-    cdef int interest(self, RouteOp *op, bint wanted) except -1:
+    cdef int interest(self, const uint8_t *data, const uint8_t *end, RouteOp *op, bint wanted) except -1:
         cdef Sublist sublist = self.mesh.sublist_of(op.account.at, op.account.size)
         cdef uint32_t members = op.members if wanted else 0
         self.told += 1
+        sublist.expect_next(data, op.subject.at - data, op.line_size, end)
         if is_bad(op.subject):
             return self.broken("bad subject in RS")
         if op.n_queues:

@@ -31,7 +31,7 @@ cdef class Mesh(InterestSink):
     cdef readonly uint64_t out_of_step
     cdef readonly Formers formers            # members of queue groups that have left and linger
     cdef dict accounts                       # name → Sublist; none is ever taken out
-    cdef Sublist last_named                  # by a sibling: its next frame is mostly of the same account
+    cdef Sublist last_named                  # by a sibling or another server: the next frame is mostly of the same
     cdef bytes reply_prefix                  # for Sublist.set_reply_prefix(); None: not set yet
     cdef dict owners                         # of replies' prefixes: see Sublist
     cdef uint32_t tallied                    # subjects counted per account; 0: none
@@ -39,7 +39,9 @@ cdef class Mesh(InterestSink):
     cdef public object prefixes              # ReplyPrefixes, which put themselves here; None: there are none
     cdef public bint has_shifts              # a move shifts counts of queue members: moves.on_count() says how
 
-    # The account's subscriptions; an empty sublist if nobody has named it yet.
+    # The account's subscriptions; None: nobody has named it yet.
+    cdef Sublist known(self, const uint8_t *account, size_t size)
+    # … an empty sublist if nobody has.
     cdef Sublist sublist_of(self, const uint8_t *account, size_t size)
     cdef uint64_t tell_all(self, Interest interest, const uint8_t *subject, size_t size,
                            const uint8_t *queue, size_t queue_size, uint32_t members) noexcept

@@ -95,12 +95,18 @@ cdef class Mesh(InterestSink):
         """All accounts that somebody has named."""
         return list(self.accounts)
 
-    cdef Sublist sublist_of(self, const uint8_t *account, size_t size):
+    cdef Sublist known(self, const uint8_t *account, size_t size):
         cdef Sublist last = self.last_named
         if last is None or <size_t>len(last.account) != size or memcmp(<char *>last.account, account, size) != 0:
-            # A sibling may know a new account before us, during a reload: so it is made here too.
-            last = self.last_named = self.account(account[:size])
+            last = self.accounts.get(account[:size])
+            if last is not None:
+                self.last_named = last
         return last
+
+    cdef Sublist sublist_of(self, const uint8_t *account, size_t size):
+        cdef Sublist sublist = self.known(account, size)
+        # A sibling may know a new account before us, during a reload: so it is made here too.
+        return sublist if sublist is not None else self.account(account[:size])
 
     cdef uint64_t frames_to(self, int shard) noexcept:
         cdef OutBuf *link = self.fanout.links[shard]

@@ -75,7 +75,7 @@ cdef class ServerLink(Peer):
     cdef void hold(self) noexcept
     cdef int slow_down(self, size_t size) except -1
     cdef bint may_rest(self) noexcept
-    cdef int interest(self, ServerOp *op, bint wanted) except -1
+    cdef int interest(self, const uint8_t *data, const uint8_t *end, ServerOp *op, bint wanted) except -1
     cdef bint knows(self, Sublist sublist, ServerOp *op) noexcept
     cdef uint32_t weighed(self, Sublist sublist, ServerOp *op) noexcept
     cdef int add_up(self, Sublist sublist, ServerOp *op, bint wanted) except -1

@@ -177,7 +177,7 @@ cdef class ServerLink(Peer):
             if self.slot >= 0 and not self.is_closing:
                 if unlikely(self.is_spare):
                     self.session.on_interest()
-                self.interest(&op, kind == SERVER_SUB)
+                self.interest(data, data + size, &op, kind == SERVER_SUB)
         elif kind == SERVER_PING:
             self.on_ping()
         elif kind == SERVER_PONG:
@@ -227,12 +227,9 @@ cdef class ServerLink(Peer):
     cdef Sublist sublist_of(self, ServerOp *op):
         if self.account is not None:
             return self.account
-        if self.sublist is not None and op.account.size == <size_t>len(self.sublist.account) \
-                and op.account.at[:op.account.size] == self.sublist.account:
-            return self.sublist
-        return self.mesh.accounts.get(op.account.at[:op.account.size])   # None: unknown here
+        return self.mesh.known(op.account.at, op.account.size)
 
-    cdef int interest(self, ServerOp *op, bint wanted) except -1:
+    cdef int interest(self, const uint8_t *data, const uint8_t *end, ServerOp *op, bint wanted) except -1:
         cdef Sublist sublist = self.sublist_of(op)
         cdef const uint8_t *at = op.subject.at
         cdef size_t size = op.subject.size
@@ -241,6 +238,7 @@ cdef class ServerLink(Peer):
         if sublist is None:
             self.session.on_unknown_account(op.account.at[:op.account.size])
             return 0
+        sublist.expect_next(data, op.subject.at - data, op.line_size, end)
         if subject_kind(at, size) == SUBJECT_BAD or size > MOST_KEY_BYTES:
             self.session.on_refused("bad subject", op.subject.at[:min(op.subject.size, 200)])
             return 0

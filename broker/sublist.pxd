@@ -83,6 +83,8 @@ cdef class Sublist(Interest):
     cdef readonly uint64_t n_builds  # cache misses
     cdef readonly uint64_t n_steps   # trie nodes that those looked below
 
+    # The line at `line`, of `size` bytes, tells interest in a subject that is `before` bytes in. Others often follow.
+    cdef void expect_next(self, const uint8_t *line, size_t before, size_t size, const uint8_t *end) noexcept
     # The slow way of find(): makes the entry. NULL: no memory.
     cdef Entry *build(self, const uint8_t *subject, size_t size, uint64_t hash) noexcept
     # Collects the nodes that a subject meets. False: no memory.

@@ -13,11 +13,14 @@ from libc.string cimport memchr, memcmp, memset
 from gnatswarm.broker.entry cimport STALE, Earlier, Extras, choice_named, draft_entry, extras_of
 from gnatswarm.broker.interest cimport MOST_SHARDS, NODE_LITERAL, NODE_TOKEN, SUB_SHADOW, Shadow, is_unused, node_key
 from gnatswarm.broker.subject cimport has_empty_token
-from gnatswarm.broker.table cimport spread_table, table_find
+from gnatswarm.broker.table cimport prefetch, spread_table, table_expect, table_find
 from gnatswarm.broker.tally cimport Counts
 from gnatswarm.broker.word cimport hash_bytes, unlikely
 
 import os
+
+cdef enum:
+    MOST_EXPECTED_BYTES = 128   # of a subject that is looked at before its line is read
 
 
 cdef class Sublist(Interest):
@@ -98,6 +101,24 @@ cdef class Sublist(Interest):
             return
         hash = hash_bytes(node_key(&second.node), second.node.key.size, hash)
         self.second_token[hash & (SECOND_TOKEN_SLOTS - 1)] += 1
+
+    cdef void expect_next(self, const uint8_t *line, size_t before, size_t size, const uint8_t *end) noexcept:
+        """Has the processor fetch where the next line's subject will be looked for, if that line begins as this one.
+
+        Of a million subjects those places are in no cache: waiting for them was half of what such a line cost.
+        """
+        cdef const uint8_t *subject = line + size + before
+        cdef const uint8_t *e = subject
+        cdef uint64_t hash
+        if subject >= end or memcmp(line, line + size, before):
+            return
+        if end - subject > MOST_EXPECTED_BYTES:
+            end = subject + MOST_EXPECTED_BYTES
+        while e < end and e[0] > c' ':
+            e += 1
+        hash = hash_bytes(subject, e - subject, self.seed)
+        table_expect(spread_table(&self.literals, <uint32_t>hash), <uint32_t>hash)
+        prefetch(self.cache + <size_t>(hash & self.cache_mask) * CACHE_WAYS)
 
     # ---- matching
 

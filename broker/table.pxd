@@ -33,13 +33,16 @@ cdef enum:
 
 ctypedef struct Spread:
     Table wholes[SPREAD_TABLES]
-    Table *parts[SPREAD_TABLES]   # NULL, or the SPREAD_PARTS that one was split into; it is empty then
+    uint64_t split   # a bit for each of them that is split; it is empty then
+    Table *parts     # SPREAD_PARTS for each, side by side: a lookup in many comes by few pages. NULL: none is split
 
 cdef extern from *:
     """
     #define GN_TAG_BITS 0xFFFF00000000000FULL
     """
     const uint64_t TAG_BITS "GN_TAG_BITS"   # of a slot: no pointer's
+    # Has the processor fetch what is there into its caches, and goes on at once; any address will do.
+    void prefetch "__builtin_prefetch"(const void *at) noexcept nogil
 
 
 cdef inline Keyed *slot_item(uint64_t slot) noexcept nogil:
@@ -49,6 +52,10 @@ cdef inline Keyed *slot_item(uint64_t slot) noexcept nogil:
 cdef void table_init(Table *table, uint32_t key_offset) noexcept nogil
 cdef void table_free(Table *table) noexcept nogil
 cdef Keyed *table_find(const Table *table, const uint8_t *key, size_t size, uint32_t hash) noexcept nogil
+# Something with this hash will be looked for.
+cdef inline void table_expect(const Table *table, uint32_t hash) noexcept nogil:
+    prefetch(table.slots + (hash & table.mask))
+
 # The key must not be there yet. False: no memory; nothing changed.
 cdef bint table_insert(Table *table, Keyed *item) noexcept nogil
 # The item must be there.
@@ -63,16 +70,16 @@ cdef void spread_remove(Spread *spread, Keyed *item) noexcept nogil
 
 # The table for this hash, to find something in.
 cdef inline Table *spread_table(Spread *spread, uint32_t hash) noexcept nogil:
-    cdef uint32_t i = hash >> 26
-    return &spread.wholes[i] if spread.parts[i] == NULL else &spread.parts[i][hash >> 22 & SPREAD_PARTS - 1]
+    if spread.split >> (hash >> 26) & 1:
+        return spread.parts + (hash >> 22)
+    return &spread.wholes[hash >> 26]
 
 
 # Table number n < MOST_SPREAD, which may be empty; NULL: there is none of that number now.
 cdef inline Table *spread_at(Spread *spread, uint32_t n) noexcept nogil:
-    cdef uint32_t i = n // SPREAD_PARTS
-    if spread.parts[i] != NULL:
-        return &spread.parts[i][n % SPREAD_PARTS]
-    return NULL if n % SPREAD_PARTS else &spread.wholes[i]
+    if spread.split >> (n // SPREAD_PARTS) & 1:
+        return spread.parts + n
+    return NULL if n % SPREAD_PARTS else &spread.wholes[n // SPREAD_PARTS]
 
 
 # Where a walk through all items of a spread is. Items may be removed on the way: where the last one was, there may be
@@ -93,7 +100,7 @@ cdef inline Keyed *spread_next(Spread *spread, Walk *walk) noexcept nogil:
             walk.slot += 1
             if slot:
                 return slot_item(slot)
-        walk.table += 1 if spread.parts[walk.table // SPREAD_PARTS] != NULL else (
+        walk.table += 1 if spread.split >> (walk.table // SPREAD_PARTS) & 1 else (
             SPREAD_PARTS - walk.table % SPREAD_PARTS)   # (one that is not split has no others)
         walk.slot = 0
     return NULL

@@ -11,9 +11,6 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcmp, memcpy, memset
 
 
-cdef extern from *:
-    void prefetch "__builtin_prefetch"(const void *at) noexcept nogil
-
 cdef enum:
     AHEAD = 12   # a growing table asks for items so many slots before it looks at their hashes: most are in no cache
     MOST_TAGGED = 0xFFFFF   # the largest mask whose bits of the hash a slot holds
@@ -125,59 +122,65 @@ cdef void spread_init(Spread *spread, uint32_t key_offset) noexcept nogil:
     cdef int i
     for i in range(SPREAD_TABLES):
         table_init(&spread.wholes[i], key_offset)
-        spread.parts[i] = NULL
+    spread.split = 0
+    spread.parts = NULL
 
 
 cdef void spread_free(Spread *spread) noexcept nogil:
-    cdef int i
+    cdef uint32_t i
     for i in range(SPREAD_TABLES):
         table_free(&spread.wholes[i])
-        parts_free(spread, i)
+        if spread.split >> i & 1:
+            spread_join(spread, i)
 
 
-cdef void parts_free(Spread *spread, uint32_t i) noexcept nogil:
-    cdef int part
-    if spread.parts[i] != NULL:
-        for part in range(SPREAD_PARTS):
-            table_free(&spread.parts[i][part])
-        free(spread.parts[i])
-        spread.parts[i] = NULL
+cdef void spread_join(Spread *spread, uint32_t i) noexcept nogil:
+    """Frees the parts of a table that is split, and what all parts had in common with the last of them."""
+    cdef uint32_t part
+    for part in range(SPREAD_PARTS):
+        table_free(&spread.parts[i * SPREAD_PARTS + part])
+    spread.split &= ~(<uint64_t>1 << i)
+    if spread.split == 0:
+        free(spread.parts)
+        spread.parts = NULL
 
 
 cdef bint spread_split(Spread *spread, uint32_t i) noexcept nogil:
     """Splits one of the tables. False: no memory; nothing changed."""
     cdef Table *whole = &spread.wholes[i]
-    cdef Table *part
+    cdef Table *parts
     cdef uint64_t slot
     cdef uint32_t j
-    spread.parts[i] = <Table *>calloc(SPREAD_PARTS, sizeof(Table))
-    if spread.parts[i] == NULL:
-        return False
-    for j in range(SPREAD_PARTS):
-        part = &spread.parts[i][j]
-        part.key_offset = whole.key_offset
-        part.mask = PART_SLOTS - 1
-        part.slots = <uint64_t *>calloc(PART_SLOTS, sizeof(uint64_t))
-        if part.slots == NULL:
-            parts_free(spread, i)
+    if spread.parts == NULL:
+        spread.parts = <Table *>calloc(MOST_SPREAD, sizeof(Table))
+        if spread.parts == NULL:
             return False
+    spread.split |= <uint64_t>1 << i
+    parts = spread.parts + i * SPREAD_PARTS
+    for j in range(SPREAD_PARTS):
+        table_init(&parts[j], whole.key_offset)
+        parts[j].slots = <uint64_t *>calloc(PART_SLOTS, sizeof(uint64_t))
+        if parts[j].slots == NULL:
+            spread_join(spread, i)
+            return False
+        parts[j].mask = PART_SLOTS - 1
     for j in range(whole.mask + 1):
         if j + AHEAD <= whole.mask:
             prefetch(slot_item(whole.slots[j + AHEAD]))
         slot = whole.slots[j]
         if slot and not table_insert(spread_table(spread, slot_item(slot).hash), slot_item(slot)):
-            parts_free(spread, i)
+            spread_join(spread, i)
             return False
     for j in range(SPREAD_PARTS):
-        if spread.parts[i][j].count == 0:
-            table_free(&spread.parts[i][j])
+        if parts[j].count == 0:
+            table_free(&parts[j])
     table_free(whole)
     return True
 
 
 cdef bint spread_insert(Spread *spread, Keyed *item) noexcept nogil:
     cdef uint32_t i = item.hash >> 26
-    if spread.parts[i] == NULL and spread.wholes[i].count >= <uint32_t>MOST_WHOLE:
+    if spread.wholes[i].count >= <uint32_t>MOST_WHOLE:
         spread_split(spread, i)   # (without memory for that it grows as it is)
     return table_insert(spread_table(spread, item.hash), item)
 
@@ -185,14 +188,14 @@ cdef bint spread_insert(Spread *spread, Keyed *item) noexcept nogil:
 cdef void spread_remove(Spread *spread, Keyed *item) noexcept nogil:
     cdef uint32_t i = item.hash >> 26
     cdef Table *table = spread_table(spread, item.hash)
-    cdef int part
+    cdef uint32_t part
     table_remove(table, item)
-    if table.count or spread.parts[i] == NULL:
+    if table.count or not spread.split >> i & 1:
         return
     for part in range(SPREAD_PARTS):
-        if spread.parts[i][part].count:
+        if spread.parts[i * SPREAD_PARTS + part].count:
             return
-    parts_free(spread, i)
+    spread_join(spread, i)
 
 
 ctypedef struct Named:
@@ -308,7 +311,7 @@ cdef class SpreadProbe:
     @property
     def split(self) -> int:
         """How many tables are split."""
-        return sum([self.spread.parts[i] != NULL for i in range(SPREAD_TABLES)])
+        return self.spread.split.bit_count()
 
     def values(self) -> list:
         """Every value, in the order of tables and slots."""
