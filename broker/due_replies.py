@@ -3,7 +3,6 @@
 `broker.reply_prefixes` sends them over a link, whose version is theirs too. What cannot be read ends the link.
 """
 
-import re
 from typing import Annotated
 
 import msgspec
@@ -29,8 +28,9 @@ class DueReply(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     measured: Measured | None = None  # an export with `latency` wants to know how long it takes
 
 
-# A table of requests is named by four digits; the rest is random.
-_LANE = re.compile(rb"[0-9a-f]{4}")
+# A table of requests is named by so many digits; the rest is random.
+LANE_DIGITS = 4
+_HEX_DIGITS = frozenset(b"0123456789abcdef")
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(tuple[DueReply, ...])
 
@@ -56,6 +56,7 @@ def decoded(words: bytes, prefix: bytes) -> tuple[DueReply, ...]:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"bad replies in RDUE: {error}") from None
     for one in found:
-        if not one.subject.startswith(prefix) or not _LANE.match(one.subject, len(prefix)):
+        lane = one.subject[len(prefix) : len(prefix) + LANE_DIGITS]
+        if not one.subject.startswith(prefix) or len(lane) < LANE_DIGITS or not _HEX_DIGITS.issuperset(lane):
             raise ValueError(f"bad replies in RDUE: {one.subject!r} has not the form of those with {prefix!r}")
     return found

@@ -146,7 +146,7 @@ def gather(view: BrokerView, meter: Meter, *, http: tuple[str, int], cores: int)
     for shard in view.shards:
         slot = view.page.snapshot(shard.number)
         pid = shard.process.pid if shard.process is not None else 0
-        cpu_s, resident_bytes = process_use(pid)
+        use = process_use(pid)
         shards.append(
             ShardFacts(
                 shard=shard.number,
@@ -158,9 +158,9 @@ def gather(view: BrokerView, meter: Meter, *, http: tuple[str, int], cores: int)
                 starts=shard.state.starts,
                 last_reason=shard.state.last_reason,
                 has_headroom=shard.state.has_headroom or not shard.state.has_process,
-                cpu_s=cpu_s,
-                cpu_percent=meter.percent(pid, cpu_s) if pid else 0.0,
-                resident_bytes=resident_bytes,
+                cpu_s=use.cpu_s,
+                cpu_percent=meter.percent(pid, use.cpu_s) if pid else 0.0,
+                resident_bytes=use.resident_bytes,
                 **{name: slot[name] for name in _FROM_PAGE},
             )
         )

@@ -55,7 +55,7 @@ _STRING_OR_PAIR = (
     r"""(:\s*+(?:"(?:[^"\\]|\\.)*+"?+|\[[^\]]*+\]?+|\{[^}]*+\}?+|[^\s"',}\]]++))?+"""
 )
 _URL_PASSWORD = r"(://[^/\s:@]*:)[^@\s/]+@"
-_SECRET_HINT = re.compile(r"pass|token|jwt|sig|seed|://|\\u", re.IGNORECASE)
+_SECRET_HINTS = ("pass", "token", "jwt", "sig", "seed", "://", "\\u")
 _CONTROL = {byte: f"\\x{byte:02x}" for byte in range(0x20) if byte != 0x09}
 _CONTROL |= {0x0A: "\\n", 0x0D: "\\r"}
 # What a terminal obeys, too: DEL, controls of 8 bits, and marks that turn the direction of text. As JSON escapes them.
@@ -66,7 +66,8 @@ _CONTROL |= _OBEYED | {0x7F: "\\x7f"}
 
 def without_secrets(text: str) -> str:
     """`text` with the values of passwords, tokens and signatures replaced by [REDACTED], as in nats-server."""
-    if _SECRET_HINT.search(text) is None:
+    folded = text.casefold()
+    if not any(hint in folded for hint in _SECRET_HINTS):
         return text
     text = re.sub(_SECRET, r'\1"[REDACTED]"', text, flags=re.IGNORECASE)
     text = re.sub(_SECRET_BARE, r"\1[REDACTED]", text, flags=re.IGNORECASE)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
+
+import msgspec
 
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
-class ProcessUse(NamedTuple):
+class ProcessUse(msgspec.Struct, frozen=True, gc=False):
     """CPU time so far, and present memory."""
 
     cpu_s: float  # of all its threads, in steps of a clock tick

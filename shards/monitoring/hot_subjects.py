@@ -6,6 +6,7 @@ missed or counted twice: then everything is read again. Called for /subjectz; co
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
@@ -88,7 +89,7 @@ async def _open_window(wanted: str, mesh: Mesh, pace: Pace) -> tuple[dict[_Key, 
         seen: set[str] = set()  # a table that grows between two steps may show a row twice
         while True:
             step, at = tally.read(at, STEP_ROWS)
-            for row in map(SubjectCounts._make, step):
+            for row in itertools.starmap(SubjectCounts, step):
                 if row.subject not in seen:
                     seen.add(row.subject)
                     _add(found, account, row)

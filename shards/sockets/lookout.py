@@ -7,7 +7,7 @@ by the shard, at each of its sweeps and for new options.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import asyncio
@@ -23,18 +23,11 @@ LEAST_ROUND_S = 0.01
 LATE_PART = 0.1
 
 
-class Rhythm(NamedTuple):
-    """Check this share of the sockets every `every_s`."""
-
-    every_s: float
-    share: float
-
-
-def rhythm(ping_interval_s: float) -> Rhythm:
-    """The rhythm for this ping interval."""
+def rhythm(ping_interval_s: float) -> tuple[float, float]:
+    """The rhythm for this ping interval: check every so many seconds, and this share of the sockets each time."""
     round_s = min(MOST_ROUND_S, max(LEAST_ROUND_S, ping_interval_s * LATE_PART))
     every_s = min(SWEEP_S, round_s)
-    return Rhythm(every_s, every_s / round_s)
+    return every_s, every_s / round_s
 
 
 class Lookout:
@@ -61,9 +54,9 @@ class Lookout:
     def set_interval(self, ping_interval_s: float) -> None:
         """Use this ping interval from now on."""
         self.close()
-        self._rhythm = rhythm(ping_interval_s)
-        if self._rhythm.every_s < SWEEP_S:
-            self._timer = self._loop.call_later(self._rhythm.every_s, self._on_time)
+        self._every_s, self._share = rhythm(ping_interval_s)
+        if self._every_s < SWEEP_S:
+            self._timer = self._loop.call_later(self._every_s, self._on_time)
 
     def on_sweep(self) -> None:
         """To be called at each sweep of the shard."""
@@ -78,11 +71,11 @@ class Lookout:
         self._timer = self._next = None
 
     def _on_time(self) -> None:
-        self._timer = self._loop.call_later(self._rhythm.every_s, self._on_time)
+        self._timer = self._loop.call_later(self._every_s, self._on_time)
         self._begin()
 
     def _begin(self) -> None:
-        if self._look(self._rhythm.share) and self._next is None:
+        if self._look(self._share) and self._next is None:
             self._next = self._loop.call_soon(self._in_turn)
 
     def _in_turn(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -54,7 +54,7 @@ class Client(Protocol):
         """Its address."""
 
 
-class Who(NamedTuple):
+class Who(msgspec.Struct, frozen=True, gc=False):
     """Whose row it is."""
 
     account: str
@@ -115,7 +115,7 @@ class ClientRows:
         """The client has left; its connection has its counters and subscriptions still."""
         taken = client.connection.take_talk()
         # Many short connections of the same kind are one row. Nothing else is remembered of a client.
-        who = self._who(client)._replace(cid=0)
+        who = msgspec.structs.replace(self._who(client), cid=0)
         line = self._left.get(who)
         if line is None:
             line = self._rest if len(self._left) >= self._most else self._left.setdefault(who, Line())
@@ -225,7 +225,7 @@ class ClientRows:
         return _encoder.encode(
             records.ClientRecord(
                 **window,  # type: ignore[arg-type]
-                **who._asdict(),
+                **msgspec.structs.asdict(who),
                 connections=line.connections,
                 opened=line.opened,
                 closed=line.closed,
@@ -245,7 +245,7 @@ def rest_line(window: dict[str, object], counts: tuple[int, ...]) -> bytes:
     return _encoder.encode(
         records.ClientRecord(
             **window,  # type: ignore[arg-type]
-            **Who("", records.REST, "", "", "", 0)._asdict(),
+            **msgspec.structs.asdict(Who("", records.REST, "", "", "", 0)),
             connections=0,
             opened=0,
             closed=0,

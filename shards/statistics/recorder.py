@@ -8,6 +8,7 @@ is shorter or longer, which its row shows. Called by the shard.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import os
 import time
@@ -241,15 +242,15 @@ class Recorder:
         yield
         heaviest, other_msgs = Heaviest(MOST_KEPT), 0
         for account, tally in tallies:
-            counted, other = map(WindowCounts._make, tally.settle())
-            total = WindowCounts(*(a + b for a, b in zip(total, counted, strict=True)))
+            counted, other = itertools.starmap(WindowCounts, tally.settle())
+            total += counted
             if counted.unwanted:
                 self.unwanted_msgs[account] = self.unwanted_msgs.get(account, 0) + counted.unwanted
             yield
             at = 0
             while True:
                 read, at = tally.read(at, TALLY_SLOTS)
-                rows = list(map(SubjectCounts._make, read))
+                rows = list(itertools.starmap(SubjectCounts, read))
                 subjects += len(rows)
                 heaviest.add(account, rows)
                 lines += [self._subject_line(window, account, row) for row in rows]
@@ -258,7 +259,11 @@ class Recorder:
                     break
             other_msgs += other.msgs
             if other.msgs or other.link_in_msgs:
-                lines.append(self._subject_line(window, account, SubjectCounts(records.OTHER, 0, *other)))
+                lines.append(
+                    self._subject_line(
+                        window, account, SubjectCounts(records.OTHER, 0, *msgspec.structs.astuple(other))
+                    )
+                )
         length_us = self._bounds(window)[1]
         # The true start, not the nominal one: the first window began with the shard.
         start_us = time.time_ns() // 1000 - self.open_us - length_us

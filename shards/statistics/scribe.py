@@ -13,7 +13,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
+
+import msgspec
 
 from gnatswarm.shards.boundary import statfile
 
@@ -28,7 +29,7 @@ MOST_BACKLOG_BYTES = 8 * 1024 * 1024
 CLOSE_S = 2.0
 
 
-class WindowRows(NamedTuple):
+class WindowRows(msgspec.Struct, frozen=True):
     """One window's rows; `on_written` is called by the thread once the kernel has them."""
 
     start_us: int

@@ -7,16 +7,18 @@ by the recorder, read by `shards.monitoring.hot_subjects`.
 from __future__ import annotations
 
 import heapq
+import operator
 from collections import deque
 from collections.abc import Iterable
-from typing import NamedTuple
+
+import msgspec
 
 # A minute of windows of the default length.
 MOST_WINDOWS = 6
 MOST_KEPT = 1000
 
 
-class WindowCounts(NamedTuple):
+class WindowCounts(msgspec.Struct, frozen=True, gc=False):
     """What a tally says of a window as a whole, in its order (broker/tally.pxd)."""
 
     msgs: int = 0  # from clients of this shard
@@ -29,8 +31,12 @@ class WindowCounts(NamedTuple):
     widest: int = 0  # subscribers here that one message reached
     misses: int = 0
 
+    def __add__(self, other: WindowCounts) -> WindowCounts:
+        """Of two accounts; `widest` has no meaning then."""
+        return WindowCounts(*map(operator.add, msgspec.structs.astuple(self), msgspec.structs.astuple(other)))
 
-class SubjectCounts(NamedTuple):
+
+class SubjectCounts(msgspec.Struct, frozen=True, order=True, gc=False):
     """What a tally says of one subject, in its order."""
 
     subject: str
@@ -77,7 +83,7 @@ class Heaviest:
         return [(account, row) for _weight, account, row in self._heap]
 
 
-class Window(NamedTuple):
+class Window(msgspec.Struct, frozen=True):
     """One closed window."""
 
     start_us: int  # since 1970

@@ -7,6 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
 import zstandard
 
@@ -241,7 +242,8 @@ def test_a_window_is_written_once_though_its_file_could_not_be_finished(
     scribe = Scribe(tmp_path, broker="B", shard=0, boot="boot")
 
     def put(i: int) -> None:
-        scribe.put(block(START_US + i * 10 * SECOND_US)._replace(on_written=lambda: written.append(i)))
+        of_i = block(START_US + i * 10 * SECOND_US)
+        scribe.put(msgspec.structs.replace(of_i, on_written=lambda: written.append(i)))
 
     for i in range(6):
         put(i)
@@ -262,7 +264,8 @@ def test_a_directory_that_is_removed_is_made_again_and_its_windows_are_counted(
     scribe = Scribe(tmp_path / "stats", broker="B", shard=0, boot="boot")
 
     def put(i: int) -> None:
-        scribe.put(block(START_US + i * 10 * SECOND_US)._replace(on_written=lambda: written.append(i)))
+        of_i = block(START_US + i * 10 * SECOND_US)
+        scribe.put(msgspec.structs.replace(of_i, on_written=lambda: written.append(i)))
         wait_until(lambda: written[-1:] == [i])
 
     for i in range(3):

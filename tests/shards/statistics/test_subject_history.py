@@ -20,7 +20,7 @@ def test_the_heaviest_stay_and_the_others_are_counted():
     heaviest = Heaviest(3)
     for start in range(0, 100, 10):
         heaviest.add("$G", [row(f"s{n}", n) for n in range(start, start + 10)])
-    assert sorted(one[0] for _account, one in heaviest.rows) == ["s97", "s98", "s99"]
+    assert sorted(one.subject for _account, one in heaviest.rows) == ["s97", "s98", "s99"]
     assert heaviest.left_out == 97
     assert heaviest.left_out_msgs == sum(range(97))
 
