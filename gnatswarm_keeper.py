@@ -816,7 +816,15 @@ def place_descriptors(descriptors: list[int], numbers: list[int]) -> None:
 
 def close_all_but(numbers: set[int]) -> None:
     """Close every descriptor but these and the standard three."""
-    for name in os.listdir("/proc/self/fd"):
+    try:
+        names = os.listdir("/proc/self/fd")
+    except OSError:  # there is no /proc: close all that there may be
+        first = 3
+        for kept in sorted({*numbers, os.sysconf("SC_OPEN_MAX")}):
+            os.closerange(first, kept)
+            first = kept + 1
+        return
+    for name in names:
         if int(name) > 2 and int(name) not in numbers:
             try:
                 os.close(int(name))

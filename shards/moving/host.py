@@ -7,6 +7,7 @@ belongs to a client's socket, or waits for its last mark, or is closed.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -335,7 +336,8 @@ class Host:
         """How many descriptors the clients here and all else have."""
         now_s = self._loop.time()
         if self._most < MANY_DESCRIPTORS and now_s - self._counted_s >= COUNT_EVERY_S:
-            with self._reserve.opened():
+            # (Where there is no /proc it stays at what it was taken for.)
+            with self._reserve.opened(), contextlib.suppress(FileNotFoundError):
                 self._others = len(os.listdir("/proc/self/fd")) - len(self._clients.open)
             self._counted_s = now_s
         return len(self._clients.open) + self._others

@@ -492,6 +492,21 @@ def test_descriptors_get_their_numbers_even_where_those_are_in_use() -> None:
     assert done.stdout == "['/memfd:a', '/memfd:b', '/memfd:c']\nFalse\n"
 
 
+@pytest.mark.parametrize("has_proc", [True, False])
+def test_all_descriptors_but_some_are_closed_also_where_there_is_no_proc(has_proc: bool) -> None:
+    code = (
+        "import errno, os\nfrom gnatswarm.keeper import close_all_but\n"
+        "a, b, c, d = (os.memfd_create(name) for name in 'abcd')\n"
+        "e = os.dup2(a, 900)\n"
+        "def hidden(path): raise FileNotFoundError(errno.ENOENT, 'there is no /proc', path)\n"
+        f"if not {has_proc}: os.listdir = hidden\n"
+        "close_all_but({b, d})\n"
+        "print([os.path.exists(f'/proc/self/fd/{n}') for n in (0, 1, 2, a, b, c, d, e)])"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=20, check=True)
+    assert done.stdout == "[True, True, True, False, True, False, True, False]\n"
+
+
 def test_a_process_that_has_ended_is_not_killed_because_its_number_may_be_anothers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
