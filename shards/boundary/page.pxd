@@ -41,13 +41,15 @@ cdef extern from *:
         uint64_t servers_in_bytes;
         uint64_t servers_out_msgs;
         uint64_t servers_out_bytes;
-        uint64_t spare[12];
+        uint64_t doubts;                                        /* atomic, all shards: see page_doubt_connections */
+        uint64_t spare[11];
     } PageHeader;
 
     typedef struct {
         /* Gauges of the running process; the router zeroes them when it dies. */
         uint64_t connections __attribute__((aligned(64)));
-        uint64_t changes_begun;       /* of `connections`; differs from changes_done only inside a change */
+        uint64_t changes_begun;       /* of `connections`; differs from changes_done inside a change, and while clients of
+                                         other shards are expected, by their number */
         uint64_t changes_done;
         uint64_t subscriptions;
         uint64_t loop_lag_us;
@@ -141,6 +143,36 @@ cdef extern from *:
         __atomic_fetch_sub(&header->connections, 1, __ATOMIC_SEQ_CST);
         __atomic_fetch_sub(&slot->connections, 1, __ATOMIC_SEQ_CST);
         __atomic_fetch_add(&slot->changes_done, 1, __ATOMIC_SEQ_CST);
+    }
+
+    /* A client that moves is counted by the broker all the time, by its old shard until it leaves that, and by the new one
+       from its arrival on. While it is expected there, nobody compares the sum: it may be on its way. */
+    static inline void page_expect_connection(ShardSlot *slot) {
+        __atomic_fetch_add(&slot->changes_begun, 1, __ATOMIC_SEQ_CST);
+    }
+
+    static inline void page_expect_no_more(ShardSlot *slot) {
+        __atomic_fetch_add(&slot->changes_done, 1, __ATOMIC_SEQ_CST);
+    }
+
+    static inline void page_take_connection(ShardSlot *slot) {
+        __atomic_fetch_add(&slot->connections, 1, __ATOMIC_SEQ_CST);
+        __atomic_fetch_add(&slot->changes_done, 1, __ATOMIC_SEQ_CST);
+    }
+
+    static inline void page_pass_connection(ShardSlot *slot) {
+        __atomic_fetch_add(&slot->changes_begun, 1, __ATOMIC_SEQ_CST);
+        __atomic_fetch_sub(&slot->connections, 1, __ATOMIC_SEQ_CST);
+        __atomic_fetch_add(&slot->changes_done, 1, __ATOMIC_SEQ_CST);
+    }
+
+    /* Clients may have been lost on their way: the router is to compare the count with the sum of all slots. */
+    static inline void page_doubt_connections(PageHeader *header) {
+        __atomic_store_n(&header->doubts, 1, __ATOMIC_SEQ_CST);
+    }
+
+    static inline int page_take_doubts(PageHeader *header) {
+        return __atomic_exchange_n(&header->doubts, 0, __ATOMIC_SEQ_CST) != 0;
     }
 
     static inline int page_account_place(PageLayout *page, uint64_t key) {
@@ -274,6 +306,13 @@ cdef extern from *:
     int page_try_add_connection(PageHeader* header, ShardSlot* slot, int64_t max_connections) noexcept nogil
     void page_remove_connection(PageHeader* header, ShardSlot* slot) noexcept nogil
     int64_t page_connections(PageHeader* header) noexcept nogil
+    # Of a client that moves: expected by its new shard, left by the old one, taken by the new one, or not expected any more.
+    void page_expect_connection(ShardSlot* slot) noexcept nogil
+    void page_pass_connection(ShardSlot* slot) noexcept nogil
+    void page_take_connection(ShardSlot* slot) noexcept nogil
+    void page_expect_no_more(ShardSlot* slot) noexcept nogil
+    void page_doubt_connections(PageHeader* header) noexcept nogil
+    int page_take_doubts(PageHeader* header) noexcept nogil
     # The account's place among those with a connection limit; -1: all places are taken.
     int page_account_place(PageLayout* page, uint64_t key) noexcept nogil
     int page_publisher_place(PageLayout* page, uint64_t key) noexcept nogil
@@ -291,7 +330,7 @@ cdef class Page:
     cdef PageHeader* header           # owned by this object, unmapped when it is deallocated
     cdef PageLayout* layout
     cdef readonly int fd              # owned: closed by close()
-    cdef bint is_in_doubt             # a shard was killed inside a change: see settle_connections()
+    cdef bint is_in_doubt             # a shard has died, or clients were lost on their way: see settle_connections()
 
     cdef int map_descriptor(self, int fd) except -1
     cdef bint count_error(self, int64_t* error) noexcept

@@ -4,7 +4,7 @@
 A memfd made by the router and mapped by every shard: the next client id, the number of connections of the whole
 broker (atomic, so that max_connections is exact), what has passed to and from other servers, and one slot of gauges
 and counters per shard. It is not a message channel: no process waits on it. Invariant: the broker's connection count is
-the sum of the slots' counts, except for changes in progress. It outlives a killed shard, so ids are never reused and
+the sum of the slots' counts, except for changes in progress, and clients on their way from one shard to another. It outlives a killed shard, so ids are never reused and
 totals never decrease. Cost: 17 KiB for the whole broker; with connection limits of accounts 8 KiB more, and 4 KiB more
 per shard; each user with publish_limits at most 8 KiB more. A connection costs five atomic additions, a message only
 plain stores.
@@ -125,6 +125,29 @@ cdef class Page:
         """Undo one successful try_add_connection."""
         page_remove_connection(self.header, self.slot(shard))
 
+    def expect_connection(self, int shard):
+        """A client of another shard, where it is counted, is about to go on in this one.
+
+        take_connection() or expect_no_more() follows. The broker counts it once all the time.
+        """
+        page_expect_connection(self.slot(shard))
+
+    def pass_connection(self, int shard):
+        """A client of this shard is on its way to the one that expects it."""
+        page_pass_connection(self.slot(shard))
+
+    def take_connection(self, int shard):
+        """An expected client is here."""
+        page_take_connection(self.slot(shard))
+
+    def expect_no_more(self, int shard):
+        """One that was expected does not come. If it was on its way, doubt_connections() follows."""
+        page_expect_no_more(self.slot(shard))
+
+    def doubt_connections(self):
+        """Clients may have been lost on their way between shards: settle_connections() compares."""
+        page_doubt_connections(self.header)
+
     def try_handshake(self, uint64_t most, uint64_t now_ms=0):
         """Count one TLS handshake of the whole broker, unless there were `most` (1 to 1,000,000) in this second.
 
@@ -176,11 +199,10 @@ cdef class Page:
         """Subtract the connections of a dead shard from the broker's count, once; it must be reaped before.
 
         Returns how many they were. The shard's gauges and pid become 0, its counters stay. Exact also when the shard
-        was killed inside a change: the broker's count is then compared with the sum of all slots in a moment without
-        changes, now or by settle_connections().
+        was killed inside a change, or clients were on their way to or from it: the broker's count is compared with the
+        sum of all slots in a moment without changes, now or by settle_connections().
         """
         cdef ShardSlot* slot = self.slot(shard)
-        cdef bint killed_inside_change = page_load(&slot.changes_begun) != page_load(&slot.changes_done)
         cdef int64_t gone = <int64_t> page_load(&slot.connections)
         page_forget_accounts(self.layout, shard)
         page_store(&slot.connections, 0)
@@ -190,16 +212,18 @@ cdef class Page:
         page_store(&slot.pid, 0)
         page_subtract(self.header, gone)
         page_store(&slot.changes_done, page_load(&slot.changes_begun))
-        self.is_in_doubt |= killed_inside_change
+        self.is_in_doubt = True
         return gone + self.settle_connections()
 
     def settle_connections(self):
-        """Correct the broker's count of connections if a shard was killed inside a change; by how many it was too high.
+        """Correct the broker's count of connections if a shard has died, or doubts it; by how many it was too high.
 
-        Another shard may be inside a change just now, and lose its processor there for longer than this tries: then it
-        is 0, and the next call tries again.
+        Another shard may be inside a change just now for longer than this tries, or expect a client: then it is 0, and
+        the next call tries again.
         """
         cdef int64_t error
+        if page_take_doubts(self.header):
+            self.is_in_doubt = True
         if self.is_in_doubt:
             for _ in range(QUIET_MOMENT_ATTEMPTS):
                 if self.count_error(&error):

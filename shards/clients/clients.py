@@ -357,7 +357,7 @@ class Clients:
             fd = session.socket.detach()
         del self.open[session.connection.cid]
         self._reload_later.pop(session.connection.cid, None)
-        self._page.remove_connection(self._shard)
+        self._page.pass_connection(self._shard)
         self.census.leave(session)
         session.socket = None
         self._reactor.release(session.connection)
@@ -366,8 +366,8 @@ class Clients:
     def expect(self, cid: int, who: FrozenSession) -> ClientSession:
         """A client of another shard is about to go on here; take_over() or forget_expected() follows.
 
-        It is counted here from now on, and there until it goes: counts of connections may be too high by those that
-        are moving, never too low. RecordRefused, with the reason: nothing has changed.
+        The broker counts it once: it is counted there until it goes, and here from take_over() on. Its account counts
+        it here and there meanwhile. RecordRefused, with the reason: nothing has changed.
         """
         if cid in self.open or cid in self._expected:
             raise RecordRefused(f"client {cid} is in this shard already")
@@ -375,7 +375,7 @@ class Clients:
             raise RecordRefused("there is no port for WebSocket clients here")
         session = ClientSession(self, cid, who.host, who.port, kind=who.kind, nonce=who.nonce, must_authenticate=False)
         session.thaw(who)
-        self._page.try_add_connection(self._shard, 0)
+        self._page.expect_connection(self._shard)
         self._expected[cid] = session
         if self._is_holding:
             session.connection.wait()
@@ -386,7 +386,11 @@ class Clients:
         del self._expected[session.connection.cid]
         self._reload_later.pop(session.connection.cid, None)
         self.census.leave(session)
-        self._page.remove_connection(self._shard)
+        self._page.expect_no_more(self._shard)
+
+    def lost_on_its_way(self) -> None:
+        """Clients that were to go on in another shard, or in this one, may have come nowhere: they count no more."""
+        self._page.doubt_connections()
 
     def take_over(self, session: ClientSession, fd: int, frozen: FrozenSocket, old: int) -> None:
         """An expected client of shard `old` is here: it goes on over this descriptor, its socket's from now on.
@@ -402,6 +406,7 @@ class Clients:
             socket = LayeredSocket(self._gates[session.kind], frozen)
         cid = session.connection.cid
         del self._expected[cid]
+        self._page.take_connection(self._shard)
         self.open[cid] = session
         session.came_from, session.moved_us = old, time.time_ns() // 1000
         self.passing.come(cid, old, session.moved_us)

@@ -137,6 +137,7 @@ class Host:
             if shard not in self._siblings:
                 outgoing.close()
                 del self._outgoing[shard]
+                self._clients.lost_on_its_way()
         boots = {(sibling.shard, sibling.boot_id) for sibling in shards}
         for incoming in [one for one in self._incoming if one.hello is not None]:
             hello = incoming.hello
@@ -256,6 +257,7 @@ class Host:
         for shard, one in list(self._outgoing.items()):
             if one is way:
                 del self._outgoing[shard]
+        self._clients.lost_on_its_way()
 
     def _send(self, shard: int, message: Message, fd: int = -1, *, is_last: bool = True) -> None:
         way = self._outgoing.get(shard)
@@ -263,6 +265,7 @@ class Host:
             way.send(message, fd, is_last=is_last)
         elif fd >= 0:
             os.close(fd)
+            self._clients.lost_on_its_way()
 
     def objection(self, session: ClientSession) -> str:
         """Why this client cannot move now; "": it can."""
@@ -367,6 +370,7 @@ class Host:
     def _refuse(self, fd: int) -> None:
         self.n_refused += 1
         os.close(fd)
+        self._clients.lost_on_its_way()
 
     def _on_accepted(self, sock: socket.socket) -> None:
         self._incoming.append(Incoming(self._loop, sock, self._on_message, self._on_way_ended, self._wait_turn))
@@ -382,6 +386,7 @@ class Host:
             logger.error("a way for clients from another shard ended: %s", why)
         if hello is not None:
             self._moves.end_arrivals(hello.shard)
+            self._clients.lost_on_its_way()
             self._clients.finish_soon()
 
     def _on_message(self, incoming: Incoming, message: Message, fd: int) -> None:
@@ -390,6 +395,7 @@ class Host:
             if why:
                 logger.error("a way for clients is refused: %s", why)
                 incoming.close()
+                self._clients.lost_on_its_way()
                 self._incoming = [one for one in self._incoming if one is not incoming]
             return
         assert incoming.hello is not None
@@ -429,6 +435,7 @@ class Host:
                     self._here.pop(cid, None)
                 why = f"client {cid} was not announced, or is not as it was announced"
         logger.error("a client from shard %d is refused, and closed: %s", old, why)
+        self._clients.lost_on_its_way()
         if fd >= 0:
             self._refuse(fd)
         if cid >= 0:

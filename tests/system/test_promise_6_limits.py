@@ -9,6 +9,7 @@ import pytest
 from tests.support import swarm
 from tests.support.wire import Client
 from tests.system.test_log_in import reload
+from tests.system.test_moving_clients import move
 
 pytestmark = pytest.mark.kinds("gnatswarm-1", "gnatswarm-2", "gnatswarm-4")
 
@@ -64,6 +65,31 @@ async def test_a_place_that_becomes_free_on_one_shard_is_free_on_all(start_broke
         assert not any(is_in for _, is_in in answers)
     for client in inside:
         await client.expect_quiet()
+
+
+@pytest.mark.kinds("gnatswarm-2", "gnatswarm-4")
+async def test_clients_that_move_keep_no_newcomer_out(start_broker, cluster_of):
+    """There is room for each newcomer all the time, while all others move to and fro."""
+    broker = start_broker(config=f"max_connections: {MOST + 4}\n")
+    cluster = cluster_of(broker)
+    inside = await fill(cluster, MOST)
+
+    async def moving() -> None:
+        for n in range(12):
+            reply = await move(broker, n % 2, 1 - n % 2, len(inside) // broker.kind.shards)
+            assert not reply.error
+
+    moves = asyncio.create_task(moving())
+    while not moves.done():
+        newcomer, is_in = await ask(cluster)
+        assert is_in
+        cluster.leave(newcomer)
+    await moves
+    for client in inside:
+        await client.expect_quiet()
+    inside += await fill(cluster, 4)
+    answers = await asyncio.gather(*(ask(cluster) for _ in range(10)))
+    assert not any(is_in for _, is_in in answers)
 
 
 async def test_a_killed_shards_connections_no_longer_count(start_broker, cluster_of):

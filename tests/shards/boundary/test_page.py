@@ -226,3 +226,41 @@ def test_a_stopped_shard_inside_a_change_does_not_hold_the_router() -> None:
     # Shard 1 is found hung, and killed: now it comes out even.
     page.forget_connections(1)
     assert page.connections == 0
+
+
+def test_a_client_that_moves_counts_once_and_takes_nobodys_place() -> None:
+    page = Page.create()
+    page.try_add_connection(0, 0)
+    page.expect_connection(1)
+    assert page.connections == 1
+    assert page.try_add_connection(2, 2), "there is room for one more"
+    page.pass_connection(0)
+    assert page.connections == 2, "it is on its way, and keeps its place"
+    assert not page.try_add_connection(2, 2)
+    page.take_connection(1)
+    assert page.connections == 2
+    assert [page.snapshot(shard)["connections"] for shard in range(3)] == [0, 1, 1]
+    page.doubt_connections()
+    assert page.settle_connections() == 0
+
+
+@pytest.mark.parametrize("dead", [None, 0, 1], ids=["the way broke", "the old shard died", "the new shard died"])
+def test_who_is_lost_on_the_way_counts_no_more(dead: int | None) -> None:
+    page = Page.create()
+    for _ in range(3):
+        page.try_add_connection(0, 0)
+        page.expect_connection(1)
+    page.pass_connection(0)
+    page.pass_connection(0)  # lost
+    page.take_connection(1)
+    if dead is None:
+        page.doubt_connections()
+    else:
+        page.forget_connections(dead)
+    if dead != 1:
+        assert page.settle_connections() == 0, "not before it is known what has come"
+        page.expect_no_more(1)
+        page.expect_no_more(1)
+        page.settle_connections()
+    assert page.connections == sum(page.snapshot(shard)["connections"] for shard in range(2))
+    assert page.connections == {None: 2, 0: 1, 1: 1}[dead]

@@ -189,6 +189,20 @@ async def test_connections_of_an_account_with_a_limit_are_counted_once(two: Two)
     await third.wait(b"}")
 
 
+async def test_a_client_that_moves_takes_no_newcomers_place() -> None:
+    """It counts once from its announcement to its arrival."""
+    two = Two(msgspec.structs.replace(OPEN, limits=Limits(max_connections=2)))
+    client = two.here.connect()
+    await client.talk(b"CONNECT {}\r\nPING\r\n", b"PONG\r\n")
+    arrive = coming(two)
+    newcomer = two.there.connect()
+    await newcomer.talk(b"CONNECT {}\r\nPING\r\n", b"PONG\r\n")
+    arrive()
+    assert b"maximum connections" in await two.here.connect().wait(b"exceeded'")
+    assert two.here.page.connections == 2
+    two.close()
+
+
 async def test_unread_input_and_unsent_output_go_with_it(free: Two) -> None:
     client = free.here.connect()
     await client.wait(b"}")
