@@ -9,7 +9,7 @@ from gnatswarm.broker.allowance cimport Allowance
 from gnatswarm.broker.reply_permissions cimport ReplyPermissions
 from gnatswarm.broker.fanout cimport Fanout, Publish
 from gnatswarm.broker.outbuf cimport Blob, OutBuf
-from gnatswarm.broker.parser cimport Op
+from gnatswarm.broker.parser cimport Op, Token
 from gnatswarm.broker.peer cimport Peer
 from gnatswarm.broker.permissions cimport Permissions
 from gnatswarm.broker.repeat cimport Repeat
@@ -27,6 +27,16 @@ cdef enum Ending:
     ENDING_NONE = 0
     ENDING_DENIED = 1   # those that new permissions do not allow, and that get nothing any more (OutBuf.is_narrowing)
     ENDING_ALL = 2      # it logs in anew
+
+
+cdef enum:
+    MOST_ASKED = 16
+
+# Requests that went to siblings alone, and of which nobody is known to have got them.
+ctypedef struct Asked:
+    uint32_t next                     # which is overwritten next
+    uint64_t[MOST_ASKED] reply        # hash of the reply …
+    uint64_t[MOST_ASKED] shards       # … and the siblings that have not said NONE, a bit each; 0: it is over
 
 
 # Lets a PONG go out when siblings have seen everything that the client caused (promise 2 of the design).
@@ -81,6 +91,7 @@ cdef class ClientConnection(Peer):
     cdef readonly uint64_t cid
     cdef readonly uint64_t in_msgs
     cdef readonly uint64_t in_bytes
+    cdef Asked *asked                 # its latest requests that went to siblings alone; NULL: there were none
     cdef uint64_t published_to        # hash of the subject of its latest message; 0: none yet
     cdef readonly uint64_t active_us  # when bytes last came in
     cdef readonly bint has_spoken     # … and whether any ever did
@@ -115,7 +126,13 @@ cdef class ClientConnection(Peer):
     cdef Py_ssize_t incomplete(self, const uint8_t *data, size_t size, size_t total, const Op *op) except -1
     cdef bint is_permitted(self, Op *op, Entry *entry, bint *once) except -1
     cdef void wait_if_it_feeds_the_slow(self) noexcept
-    cdef int tell_no_responders(self, const Entry *asked, Publish *message) noexcept
+    # Sends a 503 to this client's own subscription to the reply subject; False: it has none.
+    cdef bint tell_no_responders(self, const Entry *asked, Token reply) noexcept
+    # A request went to these siblings, and nobody here got it.
+    cdef void note_asked(self, const Entry *entry, Token reply, uint64_t shards) noexcept
+    # A sibling says that nobody there has got a request with this reply. Where it is this client's, and all siblings
+    # that it was sent to have said so, the client is told.
+    cdef int on_nobody(self, int shard, const Entry *asked, Token reply) except -1
     cdef bint map_subject(self, Op *op, uint64_t *hash, Entry **entry, bint *is_random) noexcept
     cdef void count_refused(self, Op *op) noexcept
     cdef void turn_to(self, const Op *op, uint64_t hash) noexcept

@@ -107,9 +107,11 @@ cdef inline void note_outcome(ClientConnection self, const Entry *entry, Publish
     self.published |= outcome.touched
     if unlikely(outcome.stalls or entry.slow_until_us > self.out.box.now_us):
         self.holds |= HOLD_STALL
-    if unlikely(outcome.deliveries == 0) and message.reply.size and self.wants_no_responders \
-            and outcome.touched == 0:
-        self.tell_no_responders(entry, message)
+    if unlikely(outcome.deliveries == 0) and message.reply.size and self.wants_no_responders:
+        if outcome.touched:
+            self.note_asked(entry, message.reply, outcome.touched)
+        elif self.tell_no_responders(entry, message.reply):
+            self.wait_if_it_feeds_the_slow()
 
 
 cdef list fitting(list rows, uint64_t msgs):
@@ -249,6 +251,7 @@ cdef class ClientConnection(Peer):
     def __dealloc__(self):
         table_free(&self.subs)
         free(self.repeat)
+        free(self.asked)
         talk_free(self.talk)
 
     # ---- bytes in
@@ -716,19 +719,44 @@ cdef class ClientConnection(Peer):
             self.out.box.stalling = NULL
             self.holds |= HOLD_STALL
 
-    cdef int tell_no_responders(self, const Entry *asked, Publish *message) noexcept:
-        """Send a 503 to this client's own subscription to the reply subject, if it has one."""
+    cdef int on_nobody(self, int shard, const Entry *asked, Token reply) except -1:
+        cdef uint64_t hash = hash_bytes(reply.at, reply.size, self.sublist.seed)
+        cdef int i
+        if self.asked == NULL:
+            return 0
+        for i in range(MOST_ASKED):
+            if self.asked.reply[i] == hash and (self.asked.shards[i] >> shard) & 1:
+                self.asked.shards[i] &= ~(<uint64_t>1 << shard)
+                if self.asked.shards[i] == 0 and self.wants_no_responders:
+                    self.tell_no_responders(asked, reply)
+                    self.out.box.stalling = NULL   # (it is not the one that is being read: nobody would resume it)
+                break
+        return 0
+
+    cdef void note_asked(self, const Entry *entry, Token reply, uint64_t shards) noexcept:
+        """Not where siblings get it in several frames, or from another account: their NONE is of one frame."""
+        cdef uint32_t at
+        if entry.crosses or entry.n_choices > 1 or (not self.echoes and entry.n_choices and entry.remote):
+            return
+        if self.asked == NULL:
+            self.asked = <Asked *>calloc(1, sizeof(Asked))
+            if self.asked == NULL:
+                return
+        at = self.asked.next
+        self.asked.next = (at + 1) % MOST_ASKED
+        self.asked.reply[at] = hash_bytes(reply.at, reply.size, self.sublist.seed)
+        self.asked.shards[at] = shards
+
+    cdef bint tell_no_responders(self, const Entry *asked, Token reply) noexcept:
         cdef bytes subject, told   # copied: looking for the reply's entry may free `asked`
-        cdef const uint8_t *reply = message.reply.at
-        cdef size_t size = message.reply.size
         cdef Entry *entry
         cdef uint32_t i
         cdef Sub *sub
         if self.names_subject:
             subject = asked.text[:asked.subject_size]
-        entry = self.sublist.find(reply, size, hash_bytes(reply, size, self.sublist.seed))
+        entry = self.sublist.find(reply.at, reply.size, hash_bytes(reply.at, reply.size, self.sublist.seed))
         if entry == NULL:
-            return 0
+            return False
         for i in range(entry.n_plain):   # a member of a queue group is not told, as on nats-server
             sub = entry.targets[i].sub
             if sub.out == &self.out:
@@ -739,9 +767,8 @@ cdef class ClientConnection(Peer):
                     self.say(told, len(told))
                 else:
                     self.say(b' 16 16\r\nNATS/1.0 503\r\n\r\n\r\n', 26)
-                self.wait_if_it_feeds_the_slow()
-                break
-        return 0
+                return True
+        return False
 
     # ---- subscribing
 

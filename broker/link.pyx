@@ -9,6 +9,7 @@ before that message has arrived. Bytes that are no valid frame end the link, and
 from libc.stdlib cimport free
 from libc.string cimport memcmp, memcpy
 
+from gnatswarm.broker.connection cimport ClientConnection
 from gnatswarm.broker.fence cimport is_of_end
 from gnatswarm.broker.interest cimport GATEWAY_NUMBER
 from gnatswarm.broker.outbuf cimport (
@@ -20,7 +21,7 @@ from gnatswarm.broker.repeat cimport repeat_remember, repeat_run
 from gnatswarm.broker.reroutes cimport CAME_IN, FATE_NOBODY, FATE_PENDING, FATE_TAKEN, Fate
 from gnatswarm.broker.routewire cimport (
     ROUTE_ASK, ROUTE_ASK_MARK, ROUTE_CONNECT, ROUTE_DROP, ROUTE_DUE, ROUTE_GOES, ROUTE_INFO, ROUTE_MARK, ROUTE_MORE,
-    ROUTE_MOVE, ROUTE_MOVED, ROUTE_MSG, ROUTE_OWN, ROUTE_PING, ROUTE_PONG, ROUTE_QUEUE_ACK, ROUTE_QUEUE_END,
+    ROUTE_MOVE, ROUTE_MOVED, ROUTE_MSG, ROUTE_NONE, ROUTE_OWN, ROUTE_PING, ROUTE_PONG, ROUTE_QUEUE_ACK, ROUTE_QUEUE_END,
     ROUTE_QUEUE_MSG, ROUTE_QUEUE_NAK, ROUTE_SLOW, ROUTE_STOP, ROUTE_SUB, ROUTE_TAKE, ROUTE_UNSUB, RouteOpKind,
     parse_plain_message, parse_route_op)
 from gnatswarm.broker.subject cimport SUBJECT_BAD, subject_kind
@@ -117,6 +118,8 @@ cdef class SiblingLink(OriginLink):
                     no_outcome(&outcome)
                     self.fanout.deliver_here(self.sublist, self.repeat.entry, &message, True, NULL, 0, &outcome)
                     self.deliveries += outcome.deliveries
+                    if unlikely(outcome.deliveries == 0) and message.reply.size:
+                        self.tell_nobody_of_run(&message)
                     if unlikely(outcome.stalls or self.repeat.entry.slow_told_us != 0):
                         self.look_if_slow(self.sublist, self.repeat.entry, outcome.stalls)
                 p += n * message.stride
@@ -157,6 +160,8 @@ cdef class SiblingLink(OriginLink):
             self.check_synchronised()
         elif kind == ROUTE_SLOW:
             self.on_slow(&op)
+        elif kind == ROUTE_NONE:
+            self.on_nobody(&op)
         elif kind == ROUTE_QUEUE_ACK:
             if unlikely(is_of_end(op.id)):
                 self.fence.on_ended(op.id)
@@ -292,8 +297,8 @@ cdef class SiblingLink(OriginLink):
         cdef uint64_t orphans
         cdef Outcome outcome
         cdef bint is_reply
-        cdef int queue
-        cdef Fate fate
+        cdef int queue, n_nobody = 0
+        cdef Fate fate = FATE_NOBODY
         cdef Token shown = Token(NULL, 0)
         if size < total:
             self.needs = total
@@ -375,10 +380,64 @@ cdef class SiblingLink(OriginLink):
                     outcome.deliveries += fate == FATE_TAKEN   # (to a member here)
                     if fate == FATE_NOBODY:
                         self.reroutes.n_lost += 1
+                        n_nobody += 1
                 orphans >>= 1
                 queue += 1
+            if unlikely(outcome.deliveries == 0) and op.reply.size and not op.is_across and not is_reply:
+                self.note_nobody(sublist, op, n_nobody, fate)
         self.deliveries += outcome.deliveries
         return total
+
+    cdef int note_nobody(self, Sublist sublist, RouteOp *op, int n_nobody, Fate fate) except -1:
+        """A request that nobody has got here. If nobody takes it for its queue groups either, its sender is told.
+
+        Of a message whose publisher wants no echo, plain subscriptions have a frame of their own.
+        """
+        cdef Entry *entry
+        if self.fanout.onward is not None or self.shard == GATEWAY_NUMBER or self.fanout.trace is not None:
+            return 0
+        if op.kind == ROUTE_QUEUE_MSG:
+            entry = sublist.find(op.subject.at, op.subject.size,
+                                 hash_bytes(op.subject.at, op.subject.size, sublist.seed))
+            if op.publisher == 0 or entry == NULL or entry.n_plain:
+                return 0
+        if n_nobody == op.n_queues:
+            self.tell_nobody(sublist, op.subject, op.reply)
+        elif op.n_queues == 1 and fate == FATE_PENDING:
+            self.reroutes.note_request()
+        return 0
+
+    cdef int tell_nobody(self, Sublist sublist, Token subject, Token reply) except -1:
+        cdef bytes frame = b"NONE %s %s %s\r\n" % (sublist.account, subject.at[:subject.size], reply.at[:reply.size])
+        out_append(&self.out, frame, len(frame))
+        return 0
+
+    cdef int tell_nobody_of_run(self, const Publish *run) except -1:
+        cdef Entry *entry = self.repeat.entry
+        cdef uint32_t _i
+        if self.fanout.onward is None and self.shard != GATEWAY_NUMBER:
+            for _i in range(run.count):
+                self.tell_nobody(self.sublist, Token(entry.text, entry.subject_size), run.reply)
+        return 0
+
+    cdef int on_nobody(self, RouteOp *op) except -1:
+        """A request of a client here has reached nobody there. Who has sent it listens to the reply."""
+        cdef Sublist sublist = self.mesh.sublist_of(op.account.at, op.account.size)
+        cdef uint64_t subject = hash_bytes(op.subject.at, op.subject.size, sublist.seed)
+        cdef Entry *entry
+        cdef dict askers = {}   # each once: it may have several subscriptions to the reply
+        cdef uint32_t i
+        if is_bad(op.subject) or is_bad(op.reply):
+            return self.broken("bad subject in NONE")
+        entry = sublist.find(op.reply.at, op.reply.size, hash_bytes(op.reply.at, op.reply.size, sublist.seed))
+        for i in range(entry.n_plain if entry != NULL else 0):
+            if entry.targets[i].out.peer != NULL and isinstance(<Peer>entry.targets[i].out.peer, ClientConnection):
+                askers[<Peer>entry.targets[i].out.peer] = True
+        for asker in askers:
+            entry = sublist.find(op.subject.at, op.subject.size, subject)
+            if entry != NULL and (<ClientConnection>asker).sublist is sublist:
+                (<ClientConnection>asker).on_nobody(self.shard, entry, op.reply)
+        return 0
 
     cdef Py_ssize_t traced_message(self, const uint8_t *data, size_t size, RouteOp *op, Blob *whole) except -1:
         """A message that the sibling has traced: what becomes of it here is published, too."""

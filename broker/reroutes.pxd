@@ -28,6 +28,8 @@ cdef class OriginLink(Peer):
     cdef int acknowledge(self, uint64_t id, bint is_taken) except -1
     # A pending message of this link has arrived, or is lost.
     cdef int on_settled(self, uint64_t id) except -1
+    # Nobody has taken this request of the sibling.
+    cdef int tell_nobody(self, Sublist sublist, Token subject, Token reply) except -1
     # Who waits for the first also waits for all ids after `since`, up to `last`.
     cdef int wait_for_more(self, uint64_t first, uint64_t since, uint64_t last) except -1
 
@@ -67,6 +69,7 @@ cdef class Orphan:
     cdef uint64_t publisher              # as in Publish
     cdef uint32_t header_size
     cdef uint32_t size
+    cdef bint is_request                 # the sibling is told if nobody takes it: there is nobody else
     cdef bint has_gone_back              # to the shard that published it, because nobody was found
     cdef uint64_t visited                # shards that it has been on, a bit each
     cdef uint64_t been                   # CAME_IN, …, and slots of other servers where no member was found
@@ -121,6 +124,8 @@ cdef class Reroutes:
     cdef bint keeps_answers(self, bytes prefix) except -1
     # Finds a place for each message to a queue group in the output of a connection that is gone; `queues`: sid → group.
     cdef int place_output(self, Sublist sublist, dict queues, bytes output) except -1
+    # The message that place() has just kept is a request that nobody else has got.
+    cdef int note_request(self) except -1
     # QACK or QNAK came.
     cdef int settled(self, uint64_t id, bint is_taken) except -1
     cdef int conclude(self, Orphan orphan, bint is_taken) except -1

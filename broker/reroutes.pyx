@@ -34,6 +34,9 @@ cdef class OriginLink(Peer):
     cdef int on_settled(self, uint64_t id) except -1:
         raise NotImplementedError
 
+    cdef int tell_nobody(self, Sublist sublist, Token subject, Token reply) except -1:
+        return 0
+
     cdef int wait_for_more(self, uint64_t first, uint64_t since, uint64_t last) except -1:
         return 0
 
@@ -145,6 +148,10 @@ cdef class Reroutes:
             self.pending[orphan.id] = orphan
             origin.orphans.add(orphan.id)
         return fate
+
+    cdef int note_request(self) except -1:
+        (<Orphan>self.pending[self.last_id]).is_request = True
+        return 0
 
     cdef int place_output(self, Sublist sublist, dict queues, bytes output) except -1:
         cdef NoLink nobody = NoLink()
@@ -449,6 +456,9 @@ cdef class Reroutes:
             orphan.origin.acknowledge(orphan.id_there, is_taken)
         elif not is_taken:
             self.n_lost += 1
+            if orphan.is_request and not orphan.origin.is_closing:
+                orphan.origin.tell_nobody(orphan.sublist, Token(orphan.subject, len(orphan.subject)),
+                                          Token(orphan.reply, len(orphan.reply)))
         if not orphan.origin.is_closing:
             orphan.origin.on_settled(orphan.id)
         return 0

@@ -24,6 +24,7 @@
 #   RGOES <prefix> <shard>                           from here on my replies with it go to that one
 #   RDROP <prefix>                                   I pass on none with this prefix
 #   RDUE <prefix> <last> <size>\r\n<replies>\r\n      what is due with it; last: and now you pass it on
+#   NONE <account> <subject> <reply>                 nobody here has taken this request, which was sent nowhere else
 #   SLOW <account> <subject>                         a subscriber here is behind: make its publishers wait a little
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
@@ -44,6 +45,7 @@ cdef enum RouteOpKind:
     ROUTE_ASK
     ROUTE_QUEUE_END
     ROUTE_SLOW
+    ROUTE_NONE
     ROUTE_PING
     ROUTE_PONG
     ROUTE_INFO

@@ -184,6 +184,24 @@ cdef RouteOpKind parse_queue_end(const uint8_t *data, const uint8_t *args, const
     return finish(op, ROUTE_QUEUE_END)
 
 
+cdef RouteOpKind parse_none(const uint8_t *data, const uint8_t *args, const uint8_t *end, RouteOp *op) noexcept nogil:
+    """<account> <subject> <reply>"""
+    cdef Token tokens[4]
+    cdef const uint8_t *after = NULL
+    cdef bint single = True
+    cdef int n = split_line(args, end, tokens, 4, &after, &single)
+    if n == -1:
+        return finish(op, ROUTE_BAD if end - args > MOST_ROUTE_LINE_BYTES else ROUTE_MORE)
+    if n != 3:
+        return finish(op, ROUTE_BAD)
+    op.line_size = after - data
+    op.account = tokens[0]
+    op.subject = tokens[1]
+    op.reply = tokens[2]
+    op.n_queues = 0
+    return finish(op, ROUTE_NONE)
+
+
 cdef bint is_prefix(Token token) noexcept nogil:
     """`_R_.<shard, two hex digits><boot>.`"""
     cdef const uint8_t *at = token.at
@@ -286,6 +304,8 @@ cdef RouteOpKind parse_route_op(const uint8_t *data, size_t size, RouteOp *op) n
         kind, verb, verb_size = ROUTE_QUEUE_NAK, b'qnak ', 5
     elif data[0] == c'Q':
         kind, verb, verb_size = ROUTE_QUEUE_ACK, b'qack ', 5
+    elif data[0] == c'N':
+        kind, verb, verb_size = ROUTE_NONE, b'none ', 5
     elif data[0] == c'S':
         kind, verb, verb_size = ROUTE_SLOW, b'slow ', 5
     elif data[0] == c'M' and data[1] == c'S':
@@ -319,6 +339,8 @@ cdef RouteOpKind parse_route_op(const uint8_t *data, size_t size, RouteOp *op) n
         if kind == ROUTE_UNSUB:
             return finish(op, ROUTE_BAD if op.n_queues else ROUTE_SLOW)
         return kind
+    if kind == ROUTE_NONE:
+        return parse_none(data, args, end, op)
     if kind == ROUTE_QUEUE_END:
         return parse_queue_end(data, args, end, op)
     if ROUTE_MOVE <= kind <= ROUTE_MOVED:
@@ -367,17 +389,19 @@ def parse_route(bytes data not None) -> dict:
             and plain.size == op.size and op.header_size == 0 and not op.is_across and plain.tail == op.tail):
         raise AssertionError(f"the short way to an RMSG says something else than {kind} for {data[:100]}")
     names = {ROUTE_MORE: "MORE", ROUTE_MSG: "MSG", ROUTE_QUEUE_MSG: "QUEUE_MSG", ROUTE_SUB: "SUB",
-             ROUTE_UNSUB: "UNSUB", ROUTE_QUEUE_ACK: "QUEUE_ACK", ROUTE_QUEUE_NAK: "QUEUE_NAK", ROUTE_SLOW: "SLOW",
+             ROUTE_UNSUB: "UNSUB", ROUTE_QUEUE_ACK: "QUEUE_ACK", ROUTE_QUEUE_NAK: "QUEUE_NAK", ROUTE_SLOW: "SLOW", ROUTE_NONE: "NONE",
              ROUTE_MOVE: "MOVE", ROUTE_STOP: "STOP", ROUTE_ASK_MARK: "ASK_MARK", ROUTE_MARK: "MARK",
              ROUTE_MOVED: "MOVED", ROUTE_TAKE: "TAKE", ROUTE_OWN: "OWN", ROUTE_GOES: "GOES", ROUTE_DROP: "DROP",
              ROUTE_DUE: "DUE",
              ROUTE_ASK: "ASK", ROUTE_QUEUE_END: "QUEUE_END", ROUTE_PING: "PING", ROUTE_PONG: "PONG",
              ROUTE_INFO: "INFO", ROUTE_CONNECT: "CONNECT", ROUTE_ERR: "ERR", ROUTE_BAD: "BAD"}
     found = {"op": names[kind]}
-    if kind in (ROUTE_MSG, ROUTE_QUEUE_MSG, ROUTE_SUB, ROUTE_UNSUB, ROUTE_SLOW, ROUTE_QUEUE_END):
+    if kind in (ROUTE_MSG, ROUTE_QUEUE_MSG, ROUTE_SUB, ROUTE_UNSUB, ROUTE_SLOW, ROUTE_NONE, ROUTE_QUEUE_END):
         found["account"] = op.account.at[:op.account.size]
         found["subject"] = op.subject.at[:op.subject.size]
         found["queues"] = [op.queues[i].at[:op.queues[i].size] for i in range(op.n_queues)]
+    if kind == ROUTE_NONE:
+        found["reply"] = op.reply.at[:op.reply.size]
     if kind in (ROUTE_MSG, ROUTE_QUEUE_MSG):
         found["reply"] = op.reply.at[:op.reply.size] if op.reply.size else b""
         found.update(size=op.size, header_size=op.header_size, line_size=op.line_size)

@@ -28,6 +28,8 @@ def frame(rng: random.Random) -> bytes:
             words = [b"RS-", b"$G", subject, *rng.choice([[], [b"q"], [b"q", b"3"]])]
             if rng.random() < 0.3:
                 words = [b"QEND", b"7", b"$G", subject, *rng.choice([[], [b"q"], [b"q", b"3"]])]
+            elif rng.random() < 0.3:
+                words = [b"NONE", b"$G", subject, *rng.choice([[], [b"r"], [b"r", b"r"]])]
         case 5:
             number = rng.choice([b"1", b"18446744073709551615", b"99999999999999999999999", b"", b"-1"])
             words = [rng.choice([b"QACK", b"QNAK", b"QASK", b"MSTOP"]), number]

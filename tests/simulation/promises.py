@@ -448,8 +448,23 @@ def check_no_responders(history: History, reach: Reach) -> None:
             is_sure = False  # siblings are told of interest, not of permissions
         elif sub.must_have(message):
             assert message.nobody_at == NEVER, f"{message}: told that nobody responds, and {sub} was there"
+    subs = [sub for sub, _, _ in reach.hits.values()]
+    if (
+        is_sure
+        and all(sub.is_over_for(message) or is_really_over(sub, message) for sub in subs)
+        and message.acked_at != NEVER
+        and message.client not in history.moved | history.echoless
+        and len(reach.groups) <= 1
+    ):
+        assert message.nobody_at <= message.acked_at, f"{message}: everybody had gone, and it was not told"
     if is_sure and all(sub.is_over_for(message) for sub, _, _ in reach.hits.values()) and not message.is_orphaned:
         assert message.nobody_at != NEVER, f"{message}: everybody knew that nobody responds, and it was not told"
+
+
+def is_really_over(sub: Subscription, message: Message) -> bool:
+    """Whether its shard, which lives, knew that it wants nothing: a member of a group, because it has had its max."""
+    has_stayed = sub.gone_at == NEVER and sub.shard_died_at == NEVER
+    return has_stayed and sub.left_at < message.at and not sub.is_outside and (not sub.queue or sub.most != NEVER)
 
 
 def check_answers(history: History, request: Message, answers: list[Message]) -> None:

@@ -63,3 +63,15 @@ async def test_the_status_goes_to_the_asker_alone(place, subject):
     )
     for other in others:
         await other.expect_quiet()
+
+
+@pytest.mark.parametrize("queue", ["", "workers"])
+async def test_the_only_responder_has_just_had_its_max(place, subject, queue):
+    """What comes behind the last message that it wanted has no responder, and the shard of the asker cannot know it yet."""
+    asker, responder = await place(2, ASKS)
+    await asker.talk(f"SUB inbox.{subject} 1\r\nPING\r\n", expect="PONG\r\n")
+    request = f"PUB {subject} inbox.{subject} 1\r\n?\r\n"
+    for number in range(20):
+        await responder.talk(f"SUB {subject} {queue} {number}\r\nUNSUB {number} 1\r\nPING\r\n", expect="PONG\r\n")
+        await asker.talk(2 * request + "PING\r\n", expect=nobody(f"inbox.{subject}") + "PONG\r\n")
+        await responder.expect(f"MSG {subject} {number} inbox.{subject} 1\r\n?\r\n")

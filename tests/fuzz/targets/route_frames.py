@@ -21,6 +21,7 @@ WORDS += [
     b"RS+ $G ",
     b"RS- $G ",
     b"SLOW $G ",
+    b"NONE $G a ",
     b"| ",
     b"+ ",
 ]

@@ -1,0 +1,156 @@
+"""A request that was sent to another shard, where nobody took it: its client is told that nobody responds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from gnatswarm.broker import options
+from gnatswarm.broker.permissions import Permissions
+from tests.support.engine import NO_ECHO, NO_RESPONDERS, QUIET, EngineClient
+from tests.support.mesh import Mesh
+
+NOBODY = b"HMSG inbox 9 16 16\r\nNATS/1.0 503\r\n\r\n\r\n"
+
+
+@pytest.fixture
+def make() -> Iterator[Callable[..., Mesh]]:
+    made = []
+
+    def make(shards: int = 2, connect: bytes = NO_RESPONDERS) -> Mesh:
+        made.append(Mesh(shards, connect=connect))
+        return made[-1]
+
+    yield make
+    for mesh in made:
+        mesh.settle()
+        assert not any(end.broken for end in mesh.ends.values())
+        assert all(engine.probe.reroutes.n_pending == 0 for engine in mesh.engines.values())
+        mesh.close()
+
+
+def client_of(mesh: Mesh, shard: int, which: int = 0) -> EngineClient:
+    return mesh.clients[2 * shard + which]
+
+
+def asker_of(mesh: Mesh) -> EngineClient:
+    """A client of shard 0 that listens to its inbox."""
+    asker = client_of(mesh, 0)
+    asker.feed(b"SUB inbox 9\r\n")
+    return asker
+
+
+@pytest.mark.parametrize("queue", [b"", b"q"], ids=["plain", "group"])
+@pytest.mark.parametrize("connect", [NO_RESPONDERS, NO_ECHO], ids=["echo", "no echo"])
+def test_the_only_responder_has_just_had_its_max(make: Callable[..., Mesh], queue: bytes, connect: bytes) -> None:
+    mesh = make(connect=connect)
+    asker, responder = asker_of(mesh), client_of(mesh, 1, 1)  # (numbers of clients are unique in a broker)
+    responder.feed(b"SUB a %b 1\r\nUNSUB 1 1\r\n" % queue)
+    mesh.settle()
+    asker.feed(b"PUB a inbox 1\r\n1\r\nPUB a inbox 1\r\n2\r\nPUB a inbox 1\r\n3\r\nPING\r\n")
+    mesh.settle()
+    assert responder.messages() == [(b"1", b"1")]
+    assert asker.take() == 2 * NOBODY + b"PONG\r\n", "in front of the PONG, as on one shard"
+
+
+def test_what_was_sent_on_and_found_nobody(make: Callable[..., Mesh]) -> None:
+    """The message goes on to a third shard, whose member has gone as well."""
+    mesh = make(3)
+    asker, first, second = asker_of(mesh), client_of(mesh, 1), client_of(mesh, 2)
+    first.feed(b"SUB a q 1\r\n")
+    mesh.settle()
+    asker.feed(b"PUB a inbox 1\r\n1\r\nPING\r\n")
+    second.feed(b"SUB a q 1\r\n")
+    mesh.carry_all((2, 1))
+    first.close()
+    second.close()
+    mesh.settle()
+    assert asker.take() == NOBODY + b"PONG\r\n"
+
+
+def test_a_deny_rule_keeps_the_only_subscriber_from_it(make: Callable[..., Mesh]) -> None:
+    mesh = make()
+    asker, denied = asker_of(mesh), client_of(mesh, 1)
+    denied.connection.enter(mesh.engines[1].probe.sublist, Permissions(options.Permissions(subscribe_deny=("x.no",))))
+    denied.feed(b"SUB x.* 1\r\n")
+    mesh.settle()
+    asker.feed(b"PUB x.no inbox 1\r\n?\r\nPING\r\n")
+    mesh.settle()
+    assert asker.take() == NOBODY + b"PONG\r\n"
+
+
+def test_an_asker_with_two_subscriptions_to_its_reply_is_told_once(make: Callable[..., Mesh]) -> None:
+    mesh = make()
+    asker, responder = asker_of(mesh), client_of(mesh, 1)
+    asker.feed(b"SUB inbox 8\r\n")
+    responder.feed(b"SUB a 1\r\nUNSUB 1 1\r\n")
+    mesh.settle()
+    asker.feed(b"PUB a 0\r\n\r\nPUB a inbox 1\r\n1\r\n")
+    mesh.settle()
+    assert asker.take().count(b"503") == 1
+
+
+def test_who_got_it_elsewhere_counts(make: Callable[..., Mesh]) -> None:
+    mesh = make(3)
+    asker, here, gone, there = asker_of(mesh), client_of(mesh, 0, 1), client_of(mesh, 1), client_of(mesh, 2)
+    gone.feed(b"SUB a q 1\r\nUNSUB 1 1\r\n")
+    here.feed(b"SUB a 1\r\n")
+    mesh.settle()
+    asker.feed(b"PUB a inbox 1\r\n1\r\nPUB a inbox 1\r\n2\r\nPING\r\n")
+    mesh.settle()
+    assert asker.take() == b"PONG\r\n"
+    here.feed(b"UNSUB 1\r\n")
+    there.feed(b"SUB a 1\r\n")
+    gone.feed(b"SUB a q 2\r\nUNSUB 2 1\r\n")
+    mesh.settle()
+    asker.feed(b"PUB a inbox 1\r\n1\r\nPUB a inbox 1\r\n2\r\nPING\r\n")
+    mesh.settle()
+    assert asker.take() == b"PONG\r\n"
+
+
+@pytest.mark.parametrize("first", [1, 2])
+def test_one_of_two_siblings_has_nobody(make: Callable[..., Mesh], first: int) -> None:
+    mesh = make(3)
+    asker, gone, there = asker_of(mesh), client_of(mesh, first), client_of(mesh, 3 - first)
+    gone.feed(b"SUB a 1\r\nUNSUB 1 1\r\n")
+    there.feed(b"SUB a 1\r\n")
+    mesh.settle()
+    asker.feed(b"PUB a inbox 1\r\n1\r\nPUB a inbox2 1\r\n2\r\nPING\r\n")
+    mesh.settle()
+    assert asker.take() == b"PONG\r\n"
+    there.feed(b"UNSUB 1\r\nSUB a 2\r\nUNSUB 2 1\r\n")
+    gone.feed(b"SUB a 2\r\nUNSUB 2 1\r\n")
+    mesh.settle()
+    asker.feed(b"PUB a 0\r\n\r\nPUB a inbox 1\r\n2\r\nPING\r\n")
+    mesh.settle()
+    assert asker.take() == NOBODY + b"PONG\r\n", "both have said so"
+
+
+def test_a_group_is_served_and_a_plain_subscription_has_had_its_max(make: Callable[..., Mesh]) -> None:
+    """A publisher without echo: the sibling hears of each in a frame of its own."""
+    mesh = make(connect=NO_ECHO)
+    asker, member, plain = asker_of(mesh), client_of(mesh, 1, 1), client_of(mesh, 1)
+    member.feed(b"SUB a q 1\r\n")
+    plain.feed(b"SUB a 1\r\nUNSUB 1 1\r\n")
+    mesh.settle()
+    asker.feed(b"PUB a 0\r\n\r\nPUB a inbox 1\r\n2\r\nPING\r\n")
+    mesh.settle()
+    assert asker.take() == b"PONG\r\n"
+
+
+def test_nobody_but_the_asker_is_told(make: Callable[..., Mesh]) -> None:
+    mesh = make()
+    asker, other, responder = asker_of(mesh), client_of(mesh, 0, 1), client_of(mesh, 1)
+    other.feed(b"SUB > 1\r\n")
+    responder.feed(b"SUB a q 1\r\nUNSUB 1 1\r\n")
+    careless = mesh.engines[0].client(QUIET)
+    mesh.clients.append(careless)
+    careless.feed(b"SUB careless 1\r\n")
+    mesh.settle()
+    other.feed(b"UNSUB 1\r\nSUB inbox 1\r\n")
+    asker.feed(b"PUB a inbox 1\r\n1\r\nPUB a inbox 1\r\n2\r\n")
+    careless.feed(b"PUB a careless 1\r\n3\r\n")
+    mesh.settle()
+    assert asker.take() == NOBODY
+    assert other.take() == careless.take() == b""
