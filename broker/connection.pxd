@@ -56,6 +56,8 @@ cdef class Fence:
     cdef int end_formers(self, ClientConnection client, const uint8_t *sid, size_t size) except -1
     # The client has gone while it moves: its subscriptions stay until the move is over, and leave() is called again.
     cdef int keep_moving(self, ClientConnection client) except -1
+    # The client moves, and is sent a message that this client may not get, whoever else gets it.
+    cdef int note_publisher(self, ClientConnection client, uint64_t publisher) except -1
     # The max of a former member is reached.
     cdef int on_former_finished(self, Sub *sub) except -1
 

@@ -101,6 +101,9 @@ cdef class Fence:
     cdef int keep_moving(self, ClientConnection client) except -1:
         return 0
 
+    cdef int note_publisher(self, ClientConnection client, uint64_t publisher) except -1:
+        return 0
+
 
 cdef inline void note_outcome(ClientConnection self, const Entry *entry, Publish *message, Outcome outcome) noexcept:
     """Note what the PONG waits for, and whether a slow subscriber holds the client; tell it of no responders."""
@@ -647,6 +650,9 @@ cdef class ClientConnection(Peer):
         once[0] = True
         return self.reply_permissions is not None \
             and self.reply_permissions.may_reply(op.subject.at, op.subject.size, self.out.box.now_us)
+
+    cdef void on_kept_from(self, uint64_t publisher) noexcept:
+        self.fence.note_publisher(self, publisher)
 
     cdef void on_request(self, const uint8_t *reply, size_t size) noexcept:
         if self.reply_permissions is not None:

@@ -14,7 +14,7 @@ from gnatswarm.broker.outbuf cimport (
     outbox_new, outbox_release)
 from gnatswarm.broker.peer cimport Peer
 from gnatswarm.broker.entry cimport is_foreign
-from gnatswarm.broker.interest cimport GATEWAY_NUMBER
+from gnatswarm.broker.interest cimport GATEWAY_NUMBER, NO_MAX
 from gnatswarm.broker.sublist cimport width_bucket
 from gnatswarm.broker.word cimport SLACK, copy_run, decimal, likely, unlikely
 
@@ -267,6 +267,8 @@ cdef class Fanout:
                 is_taken = (out.takes_from >> shard) & 1
             if not is_taken:
                 return 0
+        if unlikely(publish.publisher != 0) and sub.max_msgs == NO_MAX and sub.group != NULL:
+            (<Peer>out.peer).on_kept_from(publish.publisher)
         return <uint32_t>min(<uint64_t>publish.count, sub.max_msgs - sub.delivered)
 
     cdef void note_short(self, uint32_t taken) noexcept:

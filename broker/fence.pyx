@@ -207,6 +207,10 @@ cdef class MeshFence(Fence):
         self.mesh.moves.on_left(client)
         return 0
 
+    cdef int note_publisher(self, ClientConnection client, uint64_t publisher) except -1:
+        self.mesh.moves.note_publisher(client, publisher)
+        return 0
+
     cdef void forget(self, ClientConnection client) noexcept:
         cdef Waiter waiter = self.due.pop(client, None)
         if waiter is not None:

@@ -123,6 +123,7 @@ cdef class Moves:
     cdef dict over              # old → highest id of its moves that it has said are over
     cdef dict told              # (shard, account, subject, queue) → members that the shard told of, while shifted
     cdef dict shifted           # … → (sum of shifts, how many)
+    cdef dict publishers        # cid of a client that comes → {number of a message: its publisher, who wants no echo}
     cdef list waiting_links     # links that join when no move is in a phase that they would disturb
     cdef uint64_t held_back     # links to which go_on() has appended what is not sent yet
     cdef uint64_t last_id

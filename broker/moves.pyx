@@ -590,6 +590,7 @@ cdef class Arriving(Batch):
         cdef ClientConnection client = self.moves.host.admit(self.old, self.id, one)
         self.clients[one.cid] = client
         self.offered[one.cid] = {}
+        self.moves.publishers[one.cid] = {}
         if client.sublist.account != one.account or client.cid != one.cid or client.subs.count:
             raise records.RecordRefused(f"client {one.cid} is not as it was announced")
         client.out.moving = MOVING_IN
@@ -750,6 +751,7 @@ cdef class Arriving(Batch):
         elif max_pending and out_pending(out) > max_pending:
             out_condemn(out, CLOSE_SLOW_CONSUMER_PENDING_BYTES)
         moves.n_arrived += 1
+        moves.publishers.pop(cid, None)
         moves.host.arrived(self.old, self.id, client, frozen)
         return 0
 
@@ -793,6 +795,7 @@ cdef class Moves:
         self.over = {}
         self.told = {}
         self.shifted = {}
+        self.publishers = {}
         self.waiting_links = []
         self.slice_subs = SLICE_SUBS
         mesh.moves = self
@@ -1029,8 +1032,15 @@ cdef class Moves:
         cdef dict queues = queues_of(client)
         cdef bytes output = unsent_of(client) if queues else b""
         cdef Sublist sublist = client.sublist
+        cdef dict publishers = self.publishers.pop(client.cid, {})
         client.leave()
-        return self.reroutes.place_output(sublist, queues, output)
+        return self.reroutes.place_output(sublist, queues, output, publishers)
+
+    def note_publisher(self, ClientConnection client not None, uint64_t publisher):
+        """The next message in the output of a client that moves is of this one, which wants no echo."""
+        known = self.publishers.get(client.cid)
+        if known is not None:
+            known[client.out.msgs] = publisher
 
     cdef int drop(self, Arriving batch, uint64_t cid) except -1:
         cdef ClientConnection client = <ClientConnection>batch.clients.pop(cid)

@@ -56,4 +56,6 @@ cdef class Peer:
     cdef void on_finished(self, Sub *sub) noexcept
     # It is being sent a message that it may reply to (OutBuf.may_reply).
     cdef void on_request(self, const uint8_t *reply, size_t size) noexcept
+    # As a member of a queue group, while it moves, it is sent a message of this client, which wants no echo.
+    cdef void on_kept_from(self, uint64_t publisher) noexcept
     cdef void close(self, CloseReason reason) noexcept

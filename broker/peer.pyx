@@ -28,6 +28,9 @@ cdef class Peer:
     cdef void on_finished(self, Sub *sub) noexcept:
         pass
 
+    cdef void on_kept_from(self, uint64_t publisher) noexcept:
+        pass
+
     cdef void on_request(self, const uint8_t *reply, size_t size) noexcept:
         pass
 

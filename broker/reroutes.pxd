@@ -122,8 +122,9 @@ cdef class Reroutes:
     cdef bint must_wait(self, const uint8_t *subject, size_t size) except -1
     # Whether answers with this prefix wait for a link to be in step.
     cdef bint keeps_answers(self, bytes prefix) except -1
-    # Finds a place for each message to a queue group in the output of a connection that is gone; `queues`: sid → group.
-    cdef int place_output(self, Sublist sublist, dict queues, bytes output) except -1
+    # Finds a place for each message to a queue group in the output of a connection that is gone; `queues`: sid → group;
+    # `publishers`: the number of a message, from 0 on, → the client that has published it and wants no echo.
+    cdef int place_output(self, Sublist sublist, dict queues, bytes output, dict publishers) except -1
     # The message that place() has just kept is a request that nobody else has got.
     cdef int note_request(self) except -1
     # QACK or QNAK came.

@@ -153,20 +153,21 @@ cdef class Reroutes:
         (<Orphan>self.pending[self.last_id]).is_request = True
         return 0
 
-    cdef int place_output(self, Sublist sublist, dict queues, bytes output) except -1:
+    cdef int place_output(self, Sublist sublist, dict queues, bytes output, dict publishers) except -1:
         cdef NoLink nobody = NoLink()
         cdef bytes padded = output + bytes(SLACK)
         cdef const uint8_t *data = padded
         cdef Publish message
-        cdef Py_ssize_t at = 0, line_end, tail
+        cdef Py_ssize_t at = 0, line_end, tail, n = 0
         message.origin = ORIGIN_SIBLING_ACCOUNT   # (nobody knows: members of third accounts may not have it)
-        message.publisher = 0
         message.count = 1
         message.blob = NULL
         while at < len(output):   # "MSG <subject> <sid> [reply] <size>", or "HMSG …" with two sizes
             line_end = output.find(b"\r\n", at)
             if line_end < 0:   # the beginning of a message that was beyond its limit, and was not taken
                 break
+            message.publisher = publishers.get(n, 0)
+            n += 1
             words = output[at:line_end].split(b" ")
             sizes = 2 if words[0] == b"HMSG" else 1
             tail = at + len(words[0]) + len(words[1]) + len(words[2]) + 2

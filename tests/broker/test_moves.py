@@ -16,7 +16,7 @@ from gnatswarm.broker.errors import CloseReason
 from gnatswarm.broker.frozen import FrozenClient, OfferedClient, RecordRefused
 from gnatswarm.broker.limits import Limits
 from gnatswarm.broker.permissions import Permissions
-from tests.support.engine import NO_RESPONDERS, QUIET, EngineClient, frames
+from tests.support.engine import NO_ECHO, NO_RESPONDERS, QUIET, EngineClient, frames
 from tests.support.mesh import Mesh
 
 OLD, NEW, THIRD = 0, 1, 2
@@ -887,6 +887,32 @@ def test_a_queue_message_that_waits_for_a_client_that_leaves_goes_to_another_mem
     assert {frame.reply for frame in got} == {reply.strip().encode()}
     assert all(engine.probe.moves.is_idle for engine in mesh.engines.values())
     assert all(engine.probe.reroutes.n_pending == 0 for engine in mesh.engines.values())
+    mesh.close()
+
+
+@pytest.mark.parametrize("publishes_at", [NEW, THIRD])
+@pytest.mark.parametrize("has_other", [False, True])
+def test_what_waits_for_a_client_that_leaves_does_not_come_back_to_a_publisher_without_echo(
+    moving, publishes_at, has_other
+):
+    mesh = moving.mesh
+    # (The numbers of these clients are unique.)
+    client, publisher, other = [mesh.clients[n] for n in ((0, 3, 4) if publishes_at == NEW else (0, 4, 5))]
+    publisher.feed(NO_ECHO)
+    for one in (client, publisher, other) if has_other else (client, publisher):
+        one.feed(b"SUB a q 1\r\n")
+    mesh.settle()
+    moving.begin(client)
+    mesh.carry_all((OLD, NEW))
+    mesh.carry_all((NEW, THIRD), (NEW, OLD), (THIRD, NEW), (OLD, NEW))
+    mesh.carry_all((NEW, THIRD), (NEW, OLD), (THIRD, NEW), (OLD, NEW))
+    client.close()
+    published(publisher, *(str(number) for number in range(60)))
+    mesh.settle()
+    moving.deliver()
+    assert publisher.messages() == []
+    got = payloads(other)
+    assert sorted(got, key=int) == ([str(number) for number in range(60)] if has_other else [])
     mesh.close()
 
 

@@ -182,8 +182,6 @@ def check_deliveries(history: History, sub: Subscription, reaches: dict[int, Rea
     assert len(sub.got) <= sub.most, f"{sub}: more than its max"
     for number, at in sub.got.items():
         reach = reaches.get(number)
-        if reach is not None and is_lost_echo(history, sub, reach):
-            continue
         assert reach is not None and sub.sid in reach.hits, f"{sub}: {history.messages[number]} is not for it"
         message = reach.message
         _, _, subject = reach.hits[sub.sid]
@@ -192,18 +190,6 @@ def check_deliveries(history: History, sub: Subscription, reaches: dict[int, Rea
             assert not all(is_kept_out(one, subject) for one in rights), f"{sub}: it may not have {message}"
         assert message.at <= until, f"{sub}: {message} was published after it had left"
         assert at <= sub.left_acked_at, f"{sub}: {message} came after the PONG of its end"
-
-
-def is_lost_echo(history: History, sub: Subscription, reach: Reach) -> bool:
-    """Whether its own client published this, wants no echo, and gets it for a member whose connection ended in a move.
-
-    What had been detached for that one does not say who published it.
-    """
-    message = reach.message
-    if not sub.queue or message.client != sub.client or message.client not in history.echoless:
-        return False
-    members = [one for (_, queue), members in reach.groups.items() for one in members if queue == sub.queue]
-    return any(one.client in history.moved and one.gone_at < NEVER for one in members)
 
 
 def check_order(sub: Subscription, messages: list[Message]) -> None:

@@ -67,7 +67,7 @@ async def test_the_status_goes_to_the_asker_alone(place, subject):
 
 @pytest.mark.parametrize("queue", ["", "workers"])
 async def test_the_only_responder_has_just_had_its_max(place, subject, queue):
-    """What comes behind the last message that it wanted has no responder, and the shard of the asker cannot know it yet."""
+    """What comes behind the last message that it wanted has no responder; the shard of the asker cannot know it yet."""
     asker, responder = await place(2, ASKS)
     await asker.talk(f"SUB inbox.{subject} 1\r\nPING\r\n", expect="PONG\r\n")
     request = f"PUB {subject} inbox.{subject} 1\r\n?\r\n"
