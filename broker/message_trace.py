@@ -35,6 +35,9 @@ TOO_LARGE = "maximum payload exceeded"
 
 Headers = dict[str, list[str]]
 
+# A document lists so many events, at 3 µs each. Other receivers get the message as well, and are counted.
+MOST_EVENTS = 10_000
+
 
 def headers_of(block: bytes) -> Headers:
     """The fields of a header block, with their names as they were written."""
@@ -108,12 +111,15 @@ class MessageTrace:
         self.is_by_parent = is_by_parent
         self.hops = 0
         self.events: list[Document] = []
+        self.is_full = False  # no more receivers are listed
+        self.unlisted = 0  # … and so many were not
         self._now_us = now_us
         self._who = who
         self._exported = is_exported
 
     def _add(self, what: str, /, **fields: Any) -> None:
         self.events.append({"type": what, "ts": time_text(self._now_us()), **fields})
+        self.is_full = len(self.events) >= MOST_EVENTS
 
     def came(self, kind: int, number: int, name: str, subject: bytes) -> None:
         """Its first event: from this client or sibling, on this subject."""
@@ -170,8 +176,9 @@ class MessageTrace:
     def document(self, server: Document) -> bytes:
         """The document; `server` is the member of that name."""
         hops = {"hops": self.hops} if self.hops else {}
+        unlisted = {"unlisted": self.unlisted} if self.unlisted else {}
         request: Document = {"header": self.headers, "msgsize": self.size}
-        return orjson.dumps({"server": server, "request": request, **hops, "events": self.events})
+        return orjson.dumps({"server": server, "request": request, **hops, **unlisted, "events": self.events})
 
 
 def shard_name(shard: int) -> str:

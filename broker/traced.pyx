@@ -120,10 +120,14 @@ cdef bint give(Fanout fanout, Sublist sublist, Entry *entry, uint32_t i, Publish
     cdef object trace = fanout.trace
     cdef object cid = getattr(<Peer>target.out.peer, "cid", 0)
     cdef object error = ""
-    cdef bytes shown
+    cdef bytes shown, queue, subject
     cdef bint is_followed = cid != 0   # (the broker's own subscriptions are nobody's business)
-    cdef bytes queue = b"" if sub.group == NULL else name_of(sub.group.name)
-    cdef bytes subject = subject_of(sublist, sub.node)
+    if trace.is_full:
+        trace.unlisted += is_followed
+        is_followed = False
+    if is_followed:   # (now: the subscription may end)
+        queue = b"" if sub.group == NULL else name_of(sub.group.name)
+        subject = subject_of(sublist, sub.node)
     if target.out == avoided or (publish.publisher and sub.group != NULL
                                  and is_output_of(target.out, publish.publisher)):
         error = message_trace.NO_ECHO
