@@ -91,7 +91,8 @@ cdef class Exchange(Onward):
     cdef uint64_t takes_only_queues      # servers that know QMSG
     cdef list short_ids                  # of each slot: the first letters of the server's id; b"": none
     cdef bytes own_short_id
-    cdef public bytes system_account     # b"": none; see tell_queue()
+    cdef readonly bytes system_account   # b"": none; see tell_queue()
+    cdef dict noted                      # what would be told, while this is a dict, by told_of_answerers()
     cdef dict told_replies               # (slot, account) → patterns of generated reply subjects that it was told
     cdef dict due_replies                # … and those that were told over connections that have ended, by account
     cdef uint64_t importing              # slots with interest in what other accounts export to theirs
@@ -154,6 +155,8 @@ cdef class Exchange(Onward):
     # … likewise a group: the members of peer `who`, of whom there were `before`; NOBODY: a slot is told it all.
     cdef void tell_group(self, uint32_t slot, Interest interest, const uint8_t *subject, size_t size,
                          const QueueGroup *group, uint32_t who, uint32_t before) noexcept
+    # (slot, account, subject, queue, origin) → members, for what shards answer in these accounts.
+    cdef dict told_of_answerers(self, set accounts)
     cdef void tell(self, uint32_t slot, Interest interest, const uint8_t *subject, size_t size, bytes origin,
                    bint wanted) noexcept
     cdef void tell_queue(self, uint32_t slot, Interest interest, const uint8_t *subject, size_t size,

@@ -151,6 +151,32 @@ cdef class Retelling(InterestSink):
             self.n += 1
 
 
+cdef class Answered(InterestSink):
+    """What other servers are told of subjects to which shards answer requests: see Exchange.set_system_account()."""
+
+    cdef Exchange exchange
+    cdef uint32_t slot
+
+    cdef bint has_answerers(self, Interest interest, const uint8_t *subject, size_t size) noexcept:
+        cdef const Node *node = interest.node_at(subject, size)
+        cdef const QueueGroup *group = node.groups if node != NULL else NULL
+        while group != NULL:
+            if is_answerers(group):
+                return True
+            group = group.next
+        return False
+
+    cdef void on_remote(self, Interest interest, const uint8_t *subject, size_t size, uint64_t before,
+                        uint64_t after) noexcept:
+        if self.has_answerers(interest, subject, size):
+            self.exchange.tell_change(self.slot, interest, subject, size, 0, after)
+
+    cdef void on_remote_queue(self, Interest interest, const uint8_t *subject, size_t size, const QueueGroup *group,
+                              uint32_t shard, uint32_t before) noexcept:
+        if is_answerers(group):
+            self.exchange.tell_group(self.slot, interest, subject, size, group, NOBODY, 0)
+
+
 cdef class Collecting(InterestSink):
     """What one peer is interested in: (subject, queue) → members, 1 without a queue."""
 
@@ -187,6 +213,10 @@ cdef class Listing(InterestSink):
         if <size_t>len(self.found) < self.most and members_of(group, <uint64_t>1 << self.slot):
             self.found.append((interest.account, subject[:size],
                                (<const uint8_t *>group.name + sizeof(QueueName))[:group.name.key.size]))
+
+
+cdef inline bint is_answerers(const QueueGroup *group) noexcept:
+    return group.name.key.size == 5 and memcmp(<const uint8_t *>group.name + sizeof(QueueName), ANSWERERS, 5) == 0
 
 
 cdef inline uint32_t members_of(const QueueGroup *group, uint64_t slots) noexcept:
@@ -825,7 +855,7 @@ cdef class Exchange(Onward):
         node = interest.node_at(subject, size)
         group = node.groups if node != NULL else NULL
         while group != NULL:
-            if group.name.key.size == 5 and memcmp(<const uint8_t *>group.name + sizeof(QueueName), ANSWERERS, 5) == 0:
+            if is_answerers(group):
                 return members_of(group, self.feeds(slot)) != 0
             group = group.next
         return False
@@ -932,6 +962,9 @@ cdef class Exchange(Onward):
                    bint wanted) noexcept:
         cdef const uint8_t *account = interest.account
         if self.may_tell(slot, subject, size, NULL, 0):
+            if unlikely(self.noted is not None):
+                self.noted[slot, interest.account, subject[:size], b"", origin] = 1
+                return
             self.fence.interest_frames[slot] += 1
             write_server_interest(self.outs[slot], self.dialects[slot], origin, account, len(interest.account), subject,
                                   size, NULL, 0, wanted)
@@ -956,6 +989,9 @@ cdef class Exchange(Onward):
                 self.tell(slot, interest, subject, size, origin, after != 0)
             return
         if not self.may_tell(slot, subject, size, queue, queue_size):
+            return
+        if unlikely(self.noted is not None):
+            self.noted[slot, interest.account, subject[:size], queue[:queue_size], origin] = after
             return
         self.fence.interest_frames[slot] += 1
         if (before == 0 and after > 1) or (after == 0 and before > 1):
@@ -1202,6 +1238,41 @@ cdef class Exchange(Onward):
         for subject in before ^ wanted:
             at = <bytes>subject
             sublist.set_remote(END_SLOT, at, len(subject), subject in wanted)
+
+    def set_system_account(self, bytes account not None):
+        """The system account, in which shards answer requests; b"": there is none. Other servers, which have been told
+        so in another way than of other groups, are told what differs."""
+        cdef const uint8_t *name
+        cdef const uint8_t *at
+        cdef const uint8_t *group
+        cdef uint32_t slot
+        accounts = {self.system_account, account}
+        before = self.told_of_answerers(accounts)
+        self.system_account = account
+        after = self.told_of_answerers(accounts)
+        # First what begins, so that nobody seems to be gone in between. (The way to another weight goes through 1.)
+        changes = [(key, [1, n] if n > 1 else [1]) for key, n in after.items() if key not in before]
+        changes += [(key, [1, 0] if n > 1 else [0]) for key, n in before.items() if key not in after]
+        for (slot, account, subject, queue, origin), steps in changes:
+            name, at, group = account, subject, queue
+            for members in steps:
+                self.fence.interest_frames[slot] += 1
+                write_server_interest(self.outs[slot], self.dialects[slot], origin, name, len(account), at,
+                                      len(subject), group, len(queue), members)
+
+    cdef dict told_of_answerers(self, set accounts):
+        cdef Answered answered = Answered()
+        cdef int slot
+        answered.exchange = self
+        answered.hears_remote = True
+        self.noted = found = {}
+        for slot in range(FIRST_SLOT, END_SLOT):
+            answered.slot = slot
+            for sublist in self.accounts_of(slot) if (self.told >> slot) & 1 else ():
+                if (<Sublist>sublist).account in accounts:
+                    (<Sublist>sublist).replay(answered)
+        self.noted = None
+        return found
 
     def set_permissions(self, int slot, Permissions permissions):
         """What passes to and from a server from now on: publish rules are for what it is sent, subscribe rules for what

@@ -45,6 +45,8 @@ cdef class ServerLink(Peer):
     cdef public str only_queues_as       # the id of a server that knows QMSG; "": it does not
     cdef Sublist account                 # of a leaf node connection
     cdef bytes loop_subject              # … our own; b"": none
+    cdef dict untaken                    # account not known here → {(origin, subject, queue): line}; None: too much
+    cdef size_t untaken_bytes            # … of all these
     cdef list pongs_due                  # for each PING without a PONG whether broker.server_fence has sent it
     cdef Sublist sublist                 # of the account named last
     cdef Repeat repeat
@@ -76,6 +78,10 @@ cdef class ServerLink(Peer):
     cdef int slow_down(self, size_t size) except -1
     cdef bint may_rest(self) noexcept
     cdef int interest(self, const uint8_t *data, const uint8_t *end, ServerOp *op, bint wanted) except -1
+    # Interest in an account that is not known here is kept until it is. False: it was too much, and is not.
+    cdef int keep_untaken(self, const uint8_t *line, ServerOp *op, bint wanted) except -1
+    cdef int forget_untaken(self, bytes account) except -1
+    cdef bint take_untaken(self, bytes account) except -1
     cdef bint knows(self, Sublist sublist, ServerOp *op) noexcept
     cdef uint32_t weighed(self, Sublist sublist, ServerOp *op) noexcept
     cdef int add_up(self, Sublist sublist, ServerOp *op, bint wanted) except -1

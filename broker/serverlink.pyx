@@ -38,6 +38,13 @@ cdef enum:
     # in between, clients of the shards do not either: a million keeps those busy for half a second.
     TOLD_BYTES = 16384
     TOLD_BYTES_BETWEEN_RESTS = 1024
+    # Interest that a member has told in accounts that are not known here.
+    MOST_UNTAKEN_BYTES = 16777216
+    MOST_UNTAKEN_ACCOUNTS = 4096
+    UNTAKEN_LINE_BYTES = 300   # around a line
+
+# In the place of more accounts than that.
+cdef bytes ANY_ACCOUNT = b""
 
 
 cdef int distinct(Token *queues, int n) except -1:
@@ -80,6 +87,7 @@ cdef class ServerLink(Peer):
         self.loop_subject = self.origin = b""
         self.only_queues_as = ""
         self.pongs_due = []
+        self.untaken = {}
         self.max_payload_bytes = LARGEST_FRAME_PAYLOAD_BYTES
         out_init(&self.out, self.fanout.box, 0)
         self.out.peer = <void *>self
@@ -236,8 +244,11 @@ cdef class ServerLink(Peer):
         cdef bint was_wanted
         self.told_bytes += op.line_size
         if sublist is None:
+            self.keep_untaken(data, op, wanted)
             self.session.on_unknown_account(op.account.at[:op.account.size])
             return 0
+        if unlikely(len(self.untaken) != 0) and sublist.account in self.untaken:
+            self.take_untaken(sublist.account)
         sublist.expect_next(data, op.subject.at - data, op.line_size, end)
         if subject_kind(at, size) == SUBJECT_BAD or size > MOST_KEY_BYTES:
             self.session.on_refused("bad subject", op.subject.at[:min(op.subject.size, 200)])
@@ -274,6 +285,50 @@ cdef class ServerLink(Peer):
                     0 if not wanted else op.members if op.n_queues else 1):
                 self.session.on_refused("too long in the account that it is imported from", op.subject.at[:200])
         return 0
+
+    cdef int keep_untaken(self, const uint8_t *line, ServerOp *op, bint wanted) except -1:
+        """Interest in an account that is not known here, and may be soon: members are reloaded one by one."""
+        cdef bytes account = op.account.at[:op.account.size], before
+        cdef dict lines
+        if account not in self.untaken and len(self.untaken) >= MOST_UNTAKEN_ACCOUNTS:
+            account = ANY_ACCOUNT
+        lines = self.untaken.setdefault(account, {})
+        if lines is None:
+            return 0
+        key = (op.origin.at[:op.origin.size] if op.origin.size else b"", op.subject.at[:op.subject.size],
+               op.queues[0].at[:op.queues[0].size] if op.n_queues else b"")
+        before = lines.pop(key, None)
+        if before is not None:
+            self.untaken_bytes -= len(before) + UNTAKEN_LINE_BYTES
+        if wanted and account != ANY_ACCOUNT:
+            lines[key] = line[:op.line_size]
+            self.untaken_bytes += op.line_size + UNTAKEN_LINE_BYTES
+        if account == ANY_ACCOUNT or self.untaken_bytes > MOST_UNTAKEN_BYTES:
+            self.forget_untaken(account)
+        elif not lines:
+            del self.untaken[account]
+        return 0
+
+    cdef int forget_untaken(self, bytes account) except -1:
+        for one in (<dict>self.untaken[account]).values():
+            self.untaken_bytes -= len(<bytes>one) + UNTAKEN_LINE_BYTES
+        self.untaken[account] = None
+        return 0
+
+    cdef bint take_untaken(self, bytes account) except -1:
+        cdef bytes padded
+        cdef const uint8_t *at
+        lines = self.untaken[account]
+        if lines is None:
+            return False
+        self.forget_untaken(account)
+        del self.untaken[account]
+        for line in lines.values():
+            padded = <bytes>line + bytes(SLACK)
+            at = padded
+            self.in_lines -= 1
+            self.operate(at, len(<bytes>line), NULL)
+        return True
 
     cdef bint knows(self, Sublist sublist, ServerOp *op) noexcept:
         """Whether it has told this interest."""
@@ -587,6 +642,14 @@ cdef class ServerLink(Peer):
     def interest_told(self, size_t most) -> list:
         """The subjects that it has told, each once for a queue group, at most so many; of a leaf node connection."""
         return self.exchange.interest_told(self.slot, most)
+
+    def take_accounts(self) -> bool:
+        """There may be accounts in which it has told interest before they were known here. False: that was more than is
+        kept, so it has to tell everything again, over another connection."""
+        for account in [one for one in self.untaken if one in self.mesh.accounts]:
+            if not self.take_untaken(account):
+                return False
+        return ANY_ACCOUNT not in self.untaken
 
     def hush(self):
         """Send it neither messages nor interest any more; what it sends counts."""

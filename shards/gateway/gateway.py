@@ -139,6 +139,7 @@ class Gateway:
 
     def reload(self, options: Options) -> None:
         """Connect to what the new options name, and end what they do not name any more."""
+        former = _accounts(self._options)
         self._options = options
         self._waits.reload(options)
         if not self._is_started:
@@ -159,7 +160,7 @@ class Gateway:
         self.exchange.renew_imports()
         self._configure_accounts()
         if self._routes is not None:
-            self._routes.reload(options)
+            self._routes.reload(options, has_new_accounts=bool(_accounts(options).keys() - former.keys()))
 
     def announce_departure(self) -> None:
         """The broker is in lame duck mode: other servers are told, and stay connected to its end."""
@@ -231,13 +232,11 @@ class Gateway:
     def _configure_accounts(self) -> None:
         """Other servers may name the accounts that are configured, also those that no client here uses yet."""
         options = self._options
-        accounts = {name: Account(name) for name in (options.system_account, GLOBAL_ACCOUNT)}
-        accounts |= {account.name: account for account in accounts_with_jetstream(options)}
-        for account in accounts.values():
+        for account in _accounts(options).values():
             wanted = {_pattern(one.to) for one in account.imports if one.is_service}
             wanted |= {_pattern(mapping.subject) for mapping in account.mappings}
             self.exchange.set_own_interest(account.name.encode("utf-8", "surrogateescape"), wanted)
-        self.exchange.system_account = options.system_account.encode("utf-8", "surrogateescape")
+        self.exchange.set_system_account(options.system_account.encode("utf-8", "surrogateescape"))
 
     def _dial(self) -> None:
         present = [remote.remote for remote in self._remotes]
@@ -279,6 +278,12 @@ class Gateway:
 
     def _flush(self) -> None:
         self._loop.call_soon(self._reactor.finish)
+
+
+def _accounts(options: Options) -> dict[str, Account]:
+    """Those that are configured, also where nobody wrote them down."""
+    accounts = {name: Account(name) for name in (options.system_account, GLOBAL_ACCOUNT)}
+    return accounts | {account.name: account for account in accounts_with_jetstream(options)}
 
 
 def _pattern(subject: str) -> bytes:

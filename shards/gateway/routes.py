@@ -180,8 +180,11 @@ class Routes:
         """Another server, or whoever it is, has connected to the cluster's port."""
         self._waiting.add(self._open(fd, host, port, None, is_configured=False))
 
-    def reload(self, options: Options) -> None:
-        """Apply new options: members that are not named any more are disconnected, if this broker dialled them."""
+    def reload(self, options: Options, *, has_new_accounts: bool) -> None:
+        """Apply new options: members that are not named any more are disconnected, if this broker dialled them.
+
+        What members have told of new accounts counts from now on.
+        """
         had = self.cluster
         had_login = (had.user, had.password, had.permissions, had.tls, had.tls_insecure)
         self._options = options
@@ -197,6 +200,9 @@ class Routes:
         if had_login != (cluster.user, cluster.password, cluster.permissions, cluster.tls, cluster.tls_insecure):
             for session in list(self._sessions):
                 session.close("the cluster's configuration has changed")
+        for session in list(self._sessions) if has_new_accounts else ():
+            if not session.link.take_accounts():
+                session.close("it told too much of accounts that were not known here, and has to tell it again")
         self._dial_configured()
         self._teller.changed()
         self.flush()

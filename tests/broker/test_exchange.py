@@ -578,7 +578,7 @@ def test_one_shard_answers_what_a_server_asks_of_the_system_account(
     """Also where the frame names queue groups: a member of one of those answers nothing."""
     cluster = Members(1, fenced=False)
     first, auditor, *_, last = cluster.members[0].clients
-    cluster.members[0].exchange.system_account = b"$G"
+    cluster.members[0].exchange.set_system_account(b"$G")
     for shard in (first, last):
         shard.connection.post(b"SUB %b _sys_ answerer\r\n" % VARZ)
     auditor.feed(b"SUB $SYS.REQ.> audit auditor\r\n")
@@ -604,7 +604,7 @@ def test_a_plain_subscription_of_a_request_to_the_system_account_changes_nothing
     """Its end does not end that the shards answer, nor the other way round."""
     cluster = Members(1, fenced=False)
     shard, *_, client = cluster.members[0].clients
-    cluster.members[0].exchange.system_account = b"$G"
+    cluster.members[0].exchange.set_system_account(b"$G")
     end = server(cluster, kind)
     verb, account = (b"RS", b"$G ") if kind == "route" else (b"LS", b"")
     begins, ends = (verb + sign + b" " + account + VARZ + b"\r\n" for sign in (b"+", b"-"))
@@ -1022,4 +1022,23 @@ def test_a_gateway_that_withdraws_sends_on_what_is_on_its_way_and_then_gets_noth
     cluster.settle()
     assert near.messages() == [(b"1", b"3")]
     route.link.leave()
+    cluster.close()
+
+
+def test_what_a_member_told_of_an_account_before_a_shard_knew_it_comes_before_what_it_tells_then():
+    """A shard may know an account before the gateway does, which has not been told to look for it yet."""
+    cluster = Members(1, fenced=False)
+    gateway = cluster.members[0].mesh.engines[GATEWAY_NUMBER]
+    end = server(cluster, "route", b"RS+ NEW a", b"RS+ NEW b q 2", b"RS+ NEW c")
+    assert gateway.probe.mesh is not None
+    sublist = gateway.probe.mesh.account(b"NEW")
+    end.engine.probe.feed(end.socket, b"RS- NEW a\r\n")
+    assert end.link.subscriptions == 2
+    assert end.link.take_accounts()
+    assert end.link.subscriptions == 2 and sublist.account == b"NEW"
+    assert sorted(cluster.members[0].exchange.interest_of_member(end.link.slot, 9)) == [
+        (b"NEW", b"b", b"q", b""),
+        (b"NEW", b"c", b"", b""),
+    ]
+    end.link.leave()
     cluster.close()
