@@ -133,6 +133,8 @@ cdef class Exchange(Onward):
     # What the next connections are told of those.
     cdef int tell_due_replies(self, uint32_t slot, Sublist sublist) except -1
     cdef void tell_pattern(self, uint32_t slot, bytes account, bytes pattern, uint32_t wanted) noexcept
+    # Whether it was told so of a pattern of replies: that somebody subscribes to the same changes nothing for it.
+    cdef bint is_told_as_due(self, uint32_t slot, bytes account, const uint8_t *subject, size_t size) noexcept
     cdef void send(self, uint32_t slot, Entry *entry, Publish *publish, const Token *queues, int n_queues,
                    bytes been) noexcept
     # The server of this slot knows QMSG, and has this id. Without an id it is sent none: none could say where it was.

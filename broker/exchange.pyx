@@ -536,9 +536,18 @@ cdef class Exchange(Onward):
     cdef void tell_pattern(self, uint32_t slot, bytes account, bytes pattern, uint32_t wanted) noexcept:
         cdef const uint8_t *at = account
         cdef const uint8_t *subject = pattern
+        cdef Sublist sublist = self.mesh.accounts.get(account)
+        if sublist is not None and self.is_plain(slot, sublist, subject, len(pattern)) \
+                and self.may_tell(slot, subject, len(pattern), NULL, 0):
+            return   # it is told that somebody subscribes to that, and would take one end for both
         self.fence.interest_frames[slot] += 1
         write_server_interest(self.outs[slot], self.dialects[slot], b"", at, len(account), subject, len(pattern),
                               NULL, 0, wanted)
+
+    cdef bint is_told_as_due(self, uint32_t slot, bytes account, const uint8_t *subject, size_t size) noexcept:
+        if likely(size < 5 or memcmp(subject, b'_R_.', 4) != 0):
+            return False
+        return subject[:size] in self.told_replies.get((slot, account), ())
 
     def forget_replies(self, bytes prefix not None):
         """Replies to what begins so lead nowhere any more: the shard has gone, and no other one has taken them over."""
@@ -962,6 +971,8 @@ cdef class Exchange(Onward):
                    bint wanted) noexcept:
         cdef const uint8_t *account = interest.account
         if self.may_tell(slot, subject, size, NULL, 0):
+            if len(origin) == 0 and self.is_told_as_due(slot, interest.account, subject, size):
+                return
             if unlikely(self.noted is not None):
                 self.noted[slot, interest.account, subject[:size], b"", origin] = 1
                 return

@@ -930,6 +930,45 @@ def test_a_server_hears_when_answers_are_wanted_no_more(kind: Literal["leaf", "r
     end.link.leave()
 
 
+@pytest.mark.parametrize("kind", ["leaf", "route"])
+@pytest.mark.parametrize("is_due_first", [True, False])
+def test_answers_that_are_due_and_a_subscription_to_them_are_told_once_and_end_with_the_last(
+    kind: Literal["leaf", "route"], *, is_due_first: bool
+):
+    """A shard tells a gateway that joins of replies that are due to it, as interest, which ends with its link."""
+    cluster = Members(1, shards=3, fenced=False)
+    mesh, gateway = cluster.members[0].mesh, cluster.members[0].gateway
+    probe = mesh.engines[gateway].probe
+    _prefixes = ReplyPrefixes(probe.mesh, probe.fence, probe.reroutes)  # type: ignore[arg-type]
+    word, account = (b"L", b"") if kind == "leaf" else (b"R", b"$G ")
+    end = server(cluster, kind, b"%bS+ %ba" % (word, account))
+    pattern = account + b"_R_.00AAAAAAAA.>"
+
+    def says(shard: int, frames: bytes) -> None:
+        link = mesh.ends[gateway, shard]
+        assert link.socket is not None
+        link.engine.probe.feed(link.socket, frames)
+
+    def ask() -> None:
+        says(0, b"RMSG $G a _R_.00AAAAAAAA.0000x 1\r\nx\r\n")
+
+    def want() -> None:
+        says(1, b"RS+ $G _R_.00AAAAAAAA.>\r\n")
+
+    for do in (ask, want) if is_due_first else (want, ask):
+        do()
+        cluster.settle()
+    told = [line for line in bytes(end.socket.sent).split(b"\r\n") if b"_R_." in line and b"MSG" not in line]
+    assert told == [word + b"S+ " + pattern]
+    mesh.kill(1 if is_due_first else 0)
+    cluster.settle()
+    assert word + b"S- " + pattern not in bytes(end.socket.sent)
+    mesh.kill(0 if is_due_first else 1)
+    cluster.settle()
+    assert bytes(end.socket.sent).count(word + b"S- " + pattern + b"\r\n") == 1
+    end.link.leave()
+
+
 def test_a_server_that_is_told_nothing_any_more_does_not_hear_that_answers_are_wanted_no_more():
     """The gateway leaves: that would be written behind its end."""
     cluster = Members(1, shards=2, fenced=False)
