@@ -75,8 +75,10 @@ class Message:
     chosen: str = ""  # the destination of a weighted mapping to which it went, if it came to anybody
     kept_with: bytes = b""  # of a request to another account: the prefix of the replies to it
     is_outside: bool = False  # a user of another server published it; acked_at: when it had arrived everywhere
-    named: frozenset[str] = frozenset()  # queue groups for which that server left the choice to our broker
-    sent_on: frozenset[str] = frozenset()  # … or another one, where it had gone first
+    # Queue groups, with their accounts, for which that server left the choice to our broker, …
+    named: frozenset[tuple[str, str]] = frozenset()
+    sent_on: frozenset[tuple[str, str]] = frozenset()  # … or another one, where it had gone first
+    unsent: frozenset[str] = frozenset()  # accounts in which it sent our broker nothing, as nobody wanted it there
     near: frozenset[int] = frozenset()  # users of servers that it reached without us
     knows_no_origins: bool = False  # its server was not told which members are in its own leaf node's cluster
     is_lost_outside: bool = False  # a connection to another server, or the gateway, ended while it was on its way

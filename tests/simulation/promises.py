@@ -78,8 +78,8 @@ def check(history: History) -> None:
     answered: dict[int, list[Message]] = defaultdict(list)
     for reach in reaches:
         check_plain(history, reach)
-        for (_, queue), members in reach.groups.items():
-            check_queue(history, reach, queue, members)
+        for group, members in reach.groups.items():
+            check_queue(history, reach, group, members)
         if reach.message.wants_answer:
             check_no_responders(history, reach)
         if reach.message.answers >= 0 and reach.message.subject.startswith("_R_"):
@@ -163,6 +163,7 @@ def views_of(
         and not request.is_orphaned
         and (inbox is None or inbox.left_at > message.acked_at)  # whoever kept the request forgets it with the asker
         and not message.was_on_broken_link  # whoever kept the request passed it on over that link
+        and not request.is_outside  # Servers.check_asked() looks at those
     )
     return tenants.way_back(
         request.account, message.account, f"_INBOX.{request.client}.{request.number}", is_sure=is_sure
@@ -215,23 +216,24 @@ def check_plain(history: History, reach: Reach) -> None:
     for sub, view, subject in reach.plain:
         if not (view.is_sure and sub.left_at == NEVER and sub.must_have(message)):
             continue
-        if sub.is_outside:
-            continue  # Servers.settled() has looked at that
+        if sub.is_outside or view.account in message.unsent:
+            continue  # Servers.settled() has looked at that; or its server did not know that anybody wants it there
         if history.may_be_kept_out(sub, subject, message.at, message.acked_at):
             continue
         assert message.number in sub.got, f"{sub} did not get {message}"
         assert sub.got[message.number] <= message.acked_at, f"{message} was acknowledged before {sub} got it"
 
 
-def check_queue(history: History, reach: Reach, queue: str, members: list[Subscription]) -> None:
+def check_queue(history: History, reach: Reach, group: tuple[str, str], members: list[Subscription]) -> None:
     """One member gets it, if one was there when it was published: lost no more than on one server."""
     message = reach.message
+    _, queue = group
     is_answer = message.subject.startswith("_R_")
     got = [(one, one.got[message.number]) for one in members if message.number in one.got]
     assert len(got) <= 1, f"{message} came to {len(got)} members of {queue}: {got}"
     if got:
         check_choice(history, reach, *got[0], members)
-        check_second_choice(history, reach, got[0][0], members)
+        check_second_choice(history, reach, got[0][0], members, group)
     if got and got[0][1] <= message.acked_at:
         return
     if message.may_be_lost or message.is_lost_on_its_way or not message.is_promised:
@@ -240,7 +242,7 @@ def check_queue(history: History, reach: Reach, queue: str, members: list[Subscr
         return
     if message.knows_no_origins and any(one.is_second for one in members):
         return  # it may have come for a member in the cluster that it is from, which is not sent it
-    if message.is_outside and queue not in message.named:
+    if message.is_outside and group not in message.named:
         return  # another server has chosen one of its members, or knew of none
     # What was detached for a member that ended while it moved comes to another when the move is over.
     late = [one.lost_until for one in members if one.lost_from != NEVER and not one.is_over_for(message)]
@@ -274,7 +276,7 @@ def check_queue(history: History, reach: Reach, queue: str, members: list[Subscr
         )
     ):
         return  # our broker got it later, when nobody was left, or its server did not know
-    if is_excused_by_another_server(reach, queue, members, got, kept_out):
+    if is_excused_by_another_server(reach, group, members, got, kept_out):
         return
     if not got and is_excused_by_a_stale_choice(message, members, counted, kept_out):
         return
@@ -310,7 +312,9 @@ def check_choice(history: History, reach: Reach, taker: Subscription, at: int, m
             raise AssertionError(f"{taker} took {message} after it had left, and {one} was there")
 
 
-def check_second_choice(history: History, reach: Reach, taker: Subscription, members: list[Subscription]) -> None:
+def check_second_choice(
+    history: History, reach: Reach, taker: Subscription, members: list[Subscription], group: tuple[str, str]
+) -> None:
     """A member at a leaf node takes only what no other may, or what its own server or cluster gave it.
 
     Known limits: what is chosen while a link is missing, what was on its way to a member of the cluster that has just
@@ -319,7 +323,7 @@ def check_second_choice(history: History, reach: Reach, taker: Subscription, mem
     message = reach.message
     if not taker.is_second or message.is_lost_outside or message.may_be_lost or message.is_past_break:
         return
-    if message.is_outside and taker.queue not in message.named:
+    if message.is_outside and group not in message.named:
         return
     plain = {sub.client for sub, _, _ in reach.plain}
     first = [one for one in members if not one.is_second]
@@ -337,7 +341,11 @@ def check_second_choice(history: History, reach: Reach, taker: Subscription, mem
 
 
 def is_excused_by_another_server(
-    reach: Reach, queue: str, members: list[Subscription], got: list[tuple[Subscription, int]], kept_out: set[int]
+    reach: Reach,
+    group: tuple[str, str],
+    members: list[Subscription],
+    got: list[tuple[Subscription, int]],
+    kept_out: set[int],
 ) -> bool:
     """Whether it went to a member of another server, or was lost on the way to one that may have been chosen.
 
@@ -359,9 +367,9 @@ def is_excused_by_another_server(
     if not all(
         one.client in plain
         or (may_be_dropped and not one.is_at_gnatswarm)
-        or (queue in message.sent_on and one.client in message.near)  # where it has been
+        or (group in message.sent_on and one.client in message.near)  # where it has been
         for one in outside
-        if one.has_seen(message)
+        if one.has_seen(message) and one.sid not in kept_out
     ):
         return False
     inside = [one for one in members if not one.is_outside]
@@ -372,7 +380,7 @@ def is_excused_by_another_server(
         and (one.gone_at <= message.acked_at or one.most != NEVER or message.is_late)
         for one in able
     )
-    return (is_stale or len(able) < len(inside) or queue in message.sent_on) and not any(
+    return (is_stale or len(able) < len(inside) or group in message.sent_on) and not any(
         one.has_seen(message) and one.left_at == NEVER for one in able
     )
 
@@ -461,6 +469,9 @@ def check_answers(history: History, request: Message, answers: list[Message]) ->
         if one.client == request.client and one.pattern == f"_INBOX.{request.client}.*"
     )
     got = [one for one in answers if one.number in inbox.got]
+    if request.is_outside:  # Servers.check_asked() has looked at the rest
+        assert len(got) <= 1 or history.tenants.is_chunked, f"{request} was answered {len(got)} times"
+        return
     assert len(got) <= 1 or history.tenants.is_chunked, f"{request} was answered {len(got)} times"
     assert not got or request.nobody_at == NEVER, f"{request} was answered, and told that nobody responds"
     if got or inbox.left_at != NEVER or request.lost_at != NEVER:

@@ -111,12 +111,26 @@ ROUTERS = (
     "hop carry router carry pub bring adopt tell hop bring",
 )
 SHARE_WITH_ROUTERS = 0.3
-# Other servers are connected: drawn apart, of worlds with one account; in half of these with `fence: cluster`, in
-# half with rests of those that tell interest.
+# Other servers are connected: drawn apart, of worlds whose accounts they can have; in half of these with
+# `fence: cluster`, in half with rests of those that tell interest.
 SHARE_WITH_SERVERS = 0.35
 SHARE_WITH_RESTS = 0.5
 SERVERS = {"there": 10, "over": 10, "dial": 2, "hang": 1, "fell": 1, "settle": 2, "ping": 2, "pub": 2, "request": 1}
-SERVER_STEPS = "dial", "hang", "fell", "over", "there", "replace", "flood", "reach", "within", "quit"
+SERVER_STEPS = (
+    "serve",
+    "seek",
+    "reply",
+    "dial",
+    "hang",
+    "fell",
+    "over",
+    "there",
+    "replace",
+    "flood",
+    "reach",
+    "within",
+    "quit",
+)
 SERVER_FEATURES = "servers", "fenced", "rests"
 # Runs are sent from where they were read, of messages of any size: drawn apart, of all worlds.
 DIRECT = "direct"
@@ -145,6 +159,20 @@ OUTSIDE = (
     "replace tell router pass carry adopt tell over pass tell pass settle",
 )
 SHARE_OUTSIDE = 0.5
+# Services of other accounts, whose users are at other servers: drawn apart, of worlds with both.
+ELSEWHERE = (
+    "serve settle seek settle reply settle reply settle",
+    "serve serve settle seek seek over carry over reply carry over reply settle reply settle",
+    "serve settle seek reach within reply reach within carry over settle reply settle",
+    "serve settle seek settle reload seek settle reply settle",
+    "serve settle seek settle replace tell within reply within reach pass settle reply dial dial settle",
+    "serve settle seek settle hop reply carry bring settle reply settle",
+    "serve settle seek settle retire tell pass pass reply carry pass settle reply settle",
+    "serve settle seek settle entrust carry carry reply carry settle reply settle",
+    "there there there settle reload there settle there pub settle reload there pub settle",
+    "gather there there settle reload pub there settle desert over carry over settle",
+)
+SHARE_ELSEWHERE = 0.7
 # With `fence: cluster`: one server hears of everything before the others do.
 FENCED_PATTERNS = (
     "settle sub 1 ping 1 carry carry over 2 over 2 over 2 carry over 2 carry over 2 carry carry",
@@ -348,11 +376,14 @@ def with_later_features(seed: int, schedule: Schedule) -> Schedule:
     if "chunked" in features:
         for kind in rng.choices(("request", "answer", "answer", "settle"), k=rng.randint(4, 40)):
             steps.insert(rng.randrange(len(steps) + 1), drawn_step(rng, kind))
-    return replace(schedule, steps=tuple(steps), features=(*schedule.features, *features))
+    schedule = replace(schedule, steps=tuple(steps), features=(*schedule.features, *features))
+    if schedule.has("third") or schedule.has("weighted"):
+        return schedule
+    return with_servers(seed, schedule)
 
 
 def with_servers(seed: int, schedule: Schedule) -> Schedule:
-    """The same schedule; in some worlds with one account with other servers, which connect soon."""
+    """The same schedule; in some worlds with other servers, which connect soon."""
     rng = random.Random(f"servers {seed}")
     if rng.random() >= SHARE_WITH_SERVERS:
         return schedule
@@ -372,6 +403,9 @@ def with_servers(seed: int, schedule: Schedule) -> Schedule:
     outside = random.Random(f"outside {seed}")
     if outside.random() < SHARE_OUTSIDE:
         steps = list(with_some(outside, tuple(steps), list(OUTSIDE)))
+    elsewhere = random.Random(f"elsewhere {seed}")
+    if schedule.has("accounts") and elsewhere.random() < SHARE_ELSEWHERE:
+        steps = list(with_some(elsewhere, tuple(steps), list(ELSEWHERE)))
     at = rng.randrange(1 + len(steps) // 8)
     steps[at:at] = [*first, drawn_step(rng, "settle")]
     return replace(schedule, steps=tuple(steps), features=(*schedule.features, *features))

@@ -632,10 +632,12 @@ class Swarm:
         has_gateway: bool = False,
         is_fenced: bool = False,
         rests: bool = False,
+        own_interest: Callable[[], dict[str, set[str]]] = dict,
     ) -> None:
         self.now_s = 0.0
         self.is_fenced = is_fenced
         self.rests = rests
+        self.own_interest = own_interest
         self.servers: Servers | None = None  # set before anybody connects
         self.n_timers = 0
         self.next_due_s = 0.0  # no timer is due before

@@ -53,6 +53,18 @@ class Crossing:
             return ""
         return self.to.replace("*", subject.split(".")[-1])
 
+    def wanted(self, pattern: str) -> str:
+        """What a subscription of the importer wants of the exporter's stream; "": nothing."""
+        mine, given = pattern.split("."), self.to.split(".")
+        if mine[-1] == ">" and len(given) >= len(mine):
+            mine[-1:] = ["*"] * (len(given) - len(mine) + 1)
+        if len(mine) != len(given):
+            return ""
+        both = [b if a == "*" else a if b in ("*", a) else "" for a, b in zip(mine, given, strict=True)]
+        if not all(both):
+            return ""
+        return self.subject.replace("*", both[-1])
+
 
 @dataclass(init=False)
 class Tenants:
@@ -172,6 +184,33 @@ class Tenants:
                     if local:
                         return local
         return ""
+
+    def interest(self, account: str, pattern: str, *, is_leaf: bool = False) -> tuple[tuple[str, str], ...]:
+        """(account, pattern) of what a subscription wants: there, and in those from which it imports; not `is_leaf`."""
+        found = [(account, pattern)]
+        for one in self.crossings if not is_leaf else ():
+            if not one.is_service and one.importer == account:
+                wanted = one.wanted(pattern)
+                if wanted:
+                    found.append((one.exporter, wanted))
+        return tuple(found)
+
+    def asked_by(self, account: str) -> set[str]:
+        """The accounts to which requests of this one come."""
+        found = [account]
+        for here in found:
+            found += [one.exporter for one in self.crossings if one.is_service and one.importer == here]
+        return set(found[1:])
+
+    def own_interest(self) -> dict[str, set[str]]:
+        """What the broker itself wants in each account: what services import, and what is mapped."""
+        found: dict[str, set[str]] = {name: set() for name in self.accounts}
+        for one in self.crossings:
+            if one.is_service:
+                found[one.importer].add(one.to)
+        if self.mapping[0]:
+            found["A"].add(self.mapping[0])
+        return found
 
     def is_a_stream(self, view: View) -> bool:
         """Whether somebody imports this subject as a stream."""

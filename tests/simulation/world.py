@@ -30,7 +30,7 @@ from tests.simulation import promises
 from tests.simulation.history import NEVER, Message, Subscription
 from tests.simulation.promises import History
 from tests.simulation.schedule import MOST_SHARDS_HERE, Schedule, Step
-from tests.simulation.servers import Door, Servers
+from tests.simulation.servers import Door, Server, Servers
 from tests.simulation.swarm import ALL, End, Process, Swarm
 from tests.simulation.tenants import RIGHTS, Tenants, View, matches, may_publish, may_subscribe
 from tests.support.engine import NO_ECHO, NO_RESPONDERS, Engine, EngineClient, frames
@@ -152,10 +152,11 @@ class World:
             has_gateway=schedule.has("servers"),
             is_fenced=schedule.has("fenced"),
             rests=schedule.has("rests"),
+            own_interest=lambda: self.tenants.own_interest(),
         )
         self.servers: Servers | None = None
         if schedule.has("servers"):
-            self.servers = Servers(self.swarm, schedule.seed, self.subscriptions, self.messages)
+            self.servers = Servers(self.swarm, schedule.seed, self.history)
             self.swarm.servers = self.servers
         self.swarm.on_end = self.on_end
         self.swarm.movers = self
@@ -865,6 +866,9 @@ class World:
                 if person.account in changed:
                     listen_anew(person.client.connection)
             process.engine.probe.finish()
+        if self.servers is not None:
+            self.servers.reload(self.tenants)
+            self.seen["imports reloaded with servers"] += bool(self.servers.doors)
         self.swarm.settle()
         self.look()
         self.seen["imports reloaded"] += 1
@@ -1091,6 +1095,8 @@ class World:
         for person in self.people:
             for at, (reply, number) in enumerate(person.to_answer if person.is_read else ()):
                 keepers = self.keepers.get(self.messages[number].kept_with, [])
+                if self.messages[number].is_outside:
+                    continue
                 asker = self.people[self.messages[number].client]
                 if reply.startswith("_R_") and keepers and len({keepers[-1], person.process, asker.process}) == 3:
                     due.append((person, at, keepers[-1]))
@@ -1249,8 +1255,8 @@ class World:
             self.servers.subscribe(server, self.patterns[step.much % len(self.patterns)], "")
         elif what < 4:
             self.servers.subscribe(server, self.patterns[step.much % len(self.patterns)], QUEUES[1 + step.much % 2])
-        elif what < 6 and server.wants:
-            self.servers.unsubscribe(server, server.wants[step.much % len(server.wants)])
+        elif what < 6 and server.current:
+            self.servers.unsubscribe(server, server.current[step.much % len(server.current)])
         elif what == 6:
             self.servers.ping(server)
         elif what == 7 and server.to_answer:
@@ -1258,7 +1264,60 @@ class World:
             self.servers.publish(server, reply, answers=number)
             self.seen["answer of another server"] += 1
         else:
-            self.servers.publish(server, self.subjects[step.much % len(self.subjects)])
+            self.publish_there(server, self.subjects[step.much % len(self.subjects)], wants_answer=what == 11)
+
+    def do_serve(self, step: Step) -> None:
+        """Somebody subscribes to a service that another account imports: a client, or a user of another server."""
+        services = [one for one in self.tenants.crossings if one.is_service]
+        if self.servers is None or not services:
+            return
+        one = services[step.which % len(services)]
+        queue = QUEUES[step.much % len(QUEUES)]
+        there = [server for server in self.servers.all if server.account == one.exporter]
+        here = [person for person in self.people if person.account == one.exporter and person.is_read]
+        if there and (step.who % 2 or not here):
+            self.servers.subscribe(there[step.who // 2 % len(there)], one.subject, queue)
+        elif here:
+            self.subscribe(here[step.who // 2 % len(here)], one.subject, queue)
+
+    def do_seek(self, step: Step) -> None:
+        """The user of another server, or a client, asks for a service of another account."""
+        services = [one for one in self.tenants.crossings if one.is_service]
+        if self.servers is None or not services:
+            return
+        one = services[step.which % len(services)]
+        there = [server for server in self.servers.all if server.account == one.importer]
+        here = [person for person in self.people if person.account == one.importer and person.is_read]
+        if there and (step.who % 3 or not here):
+            self.publish_there(there[step.who // 3 % len(there)], one.to, wants_answer=True)
+        elif here:
+            self.say_publish(
+                here[step.who // 3 % len(here)],
+                self.publish(here[step.who // 3 % len(here)], one.to, 0, wants_answer=True),
+                finish=True,
+            )
+
+    def do_reply(self, step: Step) -> None:
+        """Requests are answered, by clients and by users of other servers."""
+        if self.servers is None:
+            return
+        for server in self.servers.all:
+            if server.to_answer and step.which % 4:
+                reply, number = server.to_answer.pop()
+                self.servers.publish(server, reply, answers=number)
+                self.seen["answer of another server"] += 1
+        for person in self.people:
+            if person.is_read and person.to_answer:
+                self.do_answer(person, Step("answer", 1, len(person.to_answer) - 1, 1 + 2 * (step.much % 2)))
+
+    def publish_there(self, server: Server, subject: str, *, wants_answer: bool) -> None:
+        """Publish at another server, perhaps a request."""
+        assert self.servers is not None
+        if server.kind == "leaf" and server.account == "A" and subject == self.tenants.mapping[0]:
+            wanted = (subject, *self.tenants.mapped("A", subject))
+            if any(matches(sub.pattern, one) for sub in server.wants for one in wanted):
+                return  # (its own server maps nothing)
+        self.servers.publish(server, subject, wants_answer=wants_answer and len(self.tenants.accounts) > 1)
 
     def do_reach(self, step: Step) -> None:
         """Everything between the gateway and other servers arrives, and nothing between shards."""
@@ -1275,7 +1334,7 @@ class World:
         """The users of all members of the cluster unsubscribe from everything."""
         if self.servers is not None:
             for server in self.servers.all:
-                for sub in list(server.wants) if server.kind == "route" else []:
+                for sub in list(server.current) if server.kind == "route" else []:
                     self.servers.unsubscribe(server, sub)
 
     def do_flood(self, step: Step) -> None:
@@ -1594,6 +1653,9 @@ ALONE: dict[str, Callable[[World, Step], None]] = {
     "within": World.do_within,
     "reach": World.do_reach,
     "over": World.do_over,
+    "serve": World.do_serve,
+    "seek": World.do_seek,
+    "reply": World.do_reply,
     "there": World.do_there,
     "router": World.do_router,
     "adopt": World.do_adopt,
