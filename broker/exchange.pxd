@@ -29,7 +29,9 @@ cdef enum PeerKind:
 cdef enum:
     FIRST_SLOT = 32      # siblings have the numbers below
     MOST_TOLD_REPLIES = 1024   # prefixes of generated reply subjects that a server is told of, in each account
+    MOST_TOLD_PATTERN_BYTES = 1024   # of one of these
     MOST_TOLD_ANSWERS = 1024   # reply subjects that a leaf node is told of: it can answer no more requests at a time
+    MOST_TOLD_BYTES = 1048576  # of these together
     END_SLOT = 63        # … and this one is the number of the shard itself: its bit is for set_own_interest()
 
 
@@ -75,6 +77,7 @@ cdef class Exchange(Onward):
     cdef uint64_t answering              # slots that may answer what they were sent, beside what they may publish, …
     cdef list answers                    # … by these ReplyPermissions: theirs if `checked`, else ours; or None
     cdef list told_answers               # … reply subjects that a leaf node was told, oldest first; or None
+    cdef size_t told_answers_bytes[MOST_SHARDS]
     cdef list clusters                   # the cluster's name of a slot
     cdef list origins                    # … of a leaf node as frames have it; b"": none
     cdef dict leaves_of                  # cluster → slots of leaf nodes of it that are connected here

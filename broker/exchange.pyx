@@ -523,7 +523,7 @@ cdef class Exchange(Onward):
             told = self.told_replies[slot, sublist.account] = set()
         if pattern in told or EVERY_REPLY in told:
             return
-        if len(told) < MOST_TOLD_REPLIES:
+        if len(told) < MOST_TOLD_REPLIES and len(pattern) <= MOST_TOLD_PATTERN_BYTES:
             told.add(pattern)
             self.tell_pattern(slot, sublist.account, pattern, 1)
             return
@@ -630,10 +630,12 @@ cdef class Exchange(Onward):
             return 0   # it is told like of all interest
         if told.pop(subject, False) is False:
             write_server_interest(self.outs[slot], DIALECT_LEAF, b"", NULL, 0, reply, size, NULL, 0, 1)
+            self.told_answers_bytes[slot] += size
         told[subject] = None
-        if len(told) > MOST_TOLD_ANSWERS:
+        while len(told) > MOST_TOLD_ANSWERS or (self.told_answers_bytes[slot] > MOST_TOLD_BYTES and len(told) > 1):
             oldest = next(iter(told))
             del told[oldest]
+            self.told_answers_bytes[slot] -= len(oldest)
             at = oldest
             write_server_interest(self.outs[slot], DIALECT_LEAF, b"", NULL, 0, at, len(oldest), NULL, 0, 0)
         return 0
@@ -660,6 +662,7 @@ cdef class Exchange(Onward):
         self.answers[slot] = ReplyPermissions(most, <uint64_t>(expire_s * 1e6))
         if tells and self.told_answers[slot] is None:
             self.told_answers[slot] = {}
+            self.told_answers_bytes[slot] = 0
 
     # ---- streams that a leaf node's account imports
 

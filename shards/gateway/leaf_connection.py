@@ -15,6 +15,7 @@ from gnatswarm.broker.errors import CloseReason, MaximumSubscriptionsExceeded
 from gnatswarm.broker.quoted import quoted
 from gnatswarm.broker.serverlink import ServerLink
 from gnatswarm.shards.boundary.rows import MOST_LEAF_SUBS, LeafRow
+from gnatswarm.shards.gateway.refusals import Refusals
 
 if TYPE_CHECKING:
     import asyncio
@@ -76,6 +77,7 @@ class LeafConnection:
         self._is_at_limit = False  # either end has told the other more interest than that takes; it is logged once
         self._timer: asyncio.TimerHandle | None = None
         self._loop_timer: asyncio.TimerHandle | None = None
+        self._refusals = Refusals(loop, self)
         self.link = ServerLink(exchange, self, is_route=False)
         self.socket: Socket | None = None  # None: it is encrypted, or goes by WebSocket
 
@@ -135,7 +137,7 @@ class LeafConnection:
             self._log_limit()
             self.link.send(MaximumSubscriptionsExceeded().wire)
         else:
-            logger.error("%s - %s: %s", self, why, quoted(subject[:200]))
+            self._refusals.note(why, quoted(subject[:200]))
 
     def _log_limit(self) -> None:
         if not self._is_at_limit:

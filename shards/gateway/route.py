@@ -22,6 +22,7 @@ from gnatswarm.shards.boundary.rows import MOST_ROUTE_SUBS, RouteRow, Subscripti
 from gnatswarm.shards.boundary.utf8_text import utf8_text
 from gnatswarm.shards.clients.closed import wall_offset_us
 from gnatswarm.shards.gateway import words
+from gnatswarm.shards.gateway.refusals import Refusals
 from gnatswarm.shards.gateway.remote import Address
 
 if TYPE_CHECKING:
@@ -154,6 +155,7 @@ class RouteSession:
         self._timer = loop.call_later(min(FIRST_PING_S, self._ping_interval_s), self._ping)
         self._login_timer = loop.call_later(self._login_timeout_s, self._too_late)
         self.over: asyncio.Future[None] = loop.create_future()
+        self._refusals = Refusals(loop, self)
         self.link = ServerLink(exchange, self, is_route=True)
         self.link.must_authenticate = dialled is None
         self.socket: Socket | None = None  # None: it is encrypted
@@ -395,7 +397,7 @@ class RouteSession:
 
     def on_refused(self, why: str, subject: bytes) -> None:
         """An operation that has no effect."""
-        logger.error("%s - %s: %r", self, why, subject)
+        self._refusals.note(why, repr(subject))
 
     def on_broken(self, why: str) -> None:
         """Bytes that are no frame; the link is being closed."""

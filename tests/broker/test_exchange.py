@@ -841,6 +841,46 @@ def test_ever_new_reply_subjects_of_a_server_are_told_as_one_pattern():
     cluster.close()
 
 
+def test_a_long_reply_subject_of_a_server_is_told_as_that_all_are_wanted():
+    """Many of them would take much memory."""
+    cluster = Members(1, fenced=False)
+    route, leaf = server(cluster, "route"), server(cluster, "leaf", b"LS+ a")
+    begin = len(leaf.socket.sent)
+    replies = [b"_R_.%b.1" % (b"p" * size) for size in (1018, 1019)]
+    for reply in replies:
+        route.engine.probe.feed(route.socket, b"RMSG $G a %b 1\r\nx\r\n" % reply)
+    cluster.settle()
+    lines = bytes(leaf.socket.sent[begin:]).split(b"\r\n")
+    told = [line for line in lines if line[:3] in (b"LS+", b"LS-")]
+    assert told == [b"LS+ %b>" % replies[0][:-1], b"LS+ _R_.>", b"LS- %b>" % replies[0][:-1]]
+    for end in (route, leaf):
+        end.link.leave()
+    cluster.close()
+
+
+def test_of_long_reply_subjects_a_leaf_node_is_told_fewer():
+    """It may answer to the last ones; what is remembered of them takes a megabyte."""
+    cluster = Members(1, fenced=False)
+    route, leaf = server(cluster, "route"), server(cluster, "leaf", b"LS+ a")
+    leaf.link.set_permissions(Permissions(PermissionOptions(subscribe_allow=("b",))))
+    leaf.link.set_answers(1, 60.0, tells=True)
+    begin = len(leaf.socket.sent)
+    replies = [b"%03d%b" % (n, b"r" * 60_000) for n in range(40)]
+    for reply in (*replies, *replies[-5:], b"short"):
+        route.engine.probe.feed(route.socket, b"RMSG $G a %b 1\r\nx\r\n" % reply)
+    cluster.settle()
+    told: dict[bytes, None] = {}
+    for line in bytes(leaf.socket.sent[begin:]).split(b"\r\n"):
+        if line.startswith(b"LS+ "):
+            told[line[4:]] = None
+        elif line.startswith(b"LS- "):
+            del told[line[4:]]
+    assert list(told) == [*replies[-17:], b"short"]
+    for end in (route, leaf):
+        end.link.leave()
+    cluster.close()
+
+
 def test_who_lingers_takes_what_would_have_to_go_to_another_server():
     """That one acknowledges nothing, and its members may have left, too."""
     cluster = Members(2, fenced=False)
