@@ -1,9 +1,10 @@
-"""The addresses at which clients reach this broker, for the clients of other members of the cluster."""
+"""The addresses at which clients reach this broker, for those of other members; and names of servers that it dials."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import ipaddress
 import socket
 import struct
 from typing import TYPE_CHECKING
@@ -11,6 +12,8 @@ from typing import TYPE_CHECKING
 from gnatswarm.broker.info import advertised
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from gnatswarm.broker.options import WebSocket
 
 _EVERY_ADDRESS = ("", "0.0.0.0", "::")
@@ -21,6 +24,23 @@ def own_urls(host: str, port: int) -> list[str]:
     """host:port for each address on which this port is reached; the loopback only where there is no other."""
     hosts = _addresses() if host in _EVERY_ADDRESS else [host]
     return [f"[{one}]:{port}" if ":" in one else f"{one}:{port}" for one in hosts]
+
+
+def name_for_tls(host: str, configured: Iterable[str]) -> str:
+    """The name that the certificate of a server at this host has to have, as for nats-server.
+
+    Of an address, such as others tell of, it is the first name that is configured.
+    """
+    names = (one for one in configured if not _is_address(one))
+    return next(names, host) if _is_address(host) else host
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def websocket_urls(options: WebSocket, port: int) -> list[str]:

@@ -20,6 +20,7 @@ import msgspec
 
 from gnatswarm.broker.bounds import LARGEST_FRAME_PAYLOAD_BYTES
 from gnatswarm.shards.gateway import words
+from gnatswarm.shards.gateway.addresses import name_for_tls
 from gnatswarm.shards.gateway.leaf import LeafSession
 from gnatswarm.shards.sockets.gate import Gate
 
@@ -333,7 +334,8 @@ class Remote:
             context.verify_mode = ssl.CERT_NONE
         if tls.cert_file:
             context.load_cert_chain(tls.cert_file, tls.key_file or None)
-        return Gate(context=context, timeout_s=tls.timeout_s, server_hostname=address.host, frames=frames)
+        name = name_for_tls(address.host, [one.host for one in self._configured])
+        return Gate(context=context, timeout_s=tls.timeout_s, server_hostname=name, frames=frames)
 
     def _frames(self, address: Address) -> Callable[[FrozenFrames | None], Frames]:
         """Makes the WebSocket state of a connection to this address."""

@@ -22,7 +22,7 @@ from gnatswarm.broker.permissions import Permissions
 from gnatswarm.broker.version import LANGUAGE, OWN_VERSION
 from gnatswarm.shards.boundary.control import ClusterNews
 from gnatswarm.shards.gateway import words
-from gnatswarm.shards.gateway.addresses import own_urls, websocket_urls
+from gnatswarm.shards.gateway.addresses import name_for_tls, own_urls, websocket_urls
 from gnatswarm.shards.gateway.cluster_teller import ClusterTeller
 from gnatswarm.shards.gateway.remote import TELL_EVERY, Address, address_of, connected, places_of
 from gnatswarm.shards.gateway.route import RouteSession
@@ -401,16 +401,15 @@ class Routes:
         return session
 
     def _gate(self, dialled: Address | None) -> Gate | None:
-        """How to encrypt; None: not at all. An address that others told of has the name of one that is configured."""
+        """How to encrypt; None: not at all."""
         tls = self.cluster.tls
         if self._contexts is None:
             return None
         accepting, dialling = self._contexts
         if dialled is None:
             return Gate(context=accepting, timeout_s=tls.timeout_s, is_silent=True)
-        names = [one.host for one in self._addresses()]
-        host = dialled.host if dialled.host in names or not names else names[0]
-        return Gate(context=dialling, timeout_s=tls.timeout_s, server_hostname=host)
+        name = name_for_tls(dialled.host, [one.host for one in self._addresses()])
+        return Gate(context=dialling, timeout_s=tls.timeout_s, server_hostname=name)
 
     def _make_contexts(self) -> None:
         tls = self.cluster.tls

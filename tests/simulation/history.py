@@ -75,6 +75,7 @@ class Message:
     chosen: str = ""  # the destination of a weighted mapping to which it went, if it came to anybody
     kept_with: bytes = b""  # of a request to another account: the prefix of the replies to it
     is_outside: bool = False  # a user of another server published it; acked_at: when it had arrived everywhere
+    is_of_leaf: bool = False  # … at a leaf node, which follows no imports
     # Queue groups, with their accounts, for which that server left the choice to our broker, …
     named: frozenset[tuple[str, str]] = frozenset()
     sent_on: frozenset[tuple[str, str]] = frozenset()  # … or another one, where it had gone first

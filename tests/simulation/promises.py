@@ -267,7 +267,13 @@ def check_queue(history: History, reach: Reach, group: tuple[str, str], members:
         and any(
             one.left_at <= message.acked_at
             and not one.is_over_for(message)
-            and (one.is_outside or one.gone_at <= message.acked_at or one.most != NEVER or message.is_late)
+            and (
+                one.is_outside
+                or one.gone_at <= message.acked_at
+                or one.most != NEVER
+                or message.is_late
+                or (message.is_of_leaf and group[0] != message.account)  # (its server knew of no group there)
+            )
             for one in members
         )
         and not any(
@@ -380,7 +386,7 @@ def is_excused_by_another_server(
         and (one.gone_at <= message.acked_at or one.most != NEVER or message.is_late)
         for one in able
     )
-    return (is_stale or len(able) < len(inside) or group in message.sent_on) and not any(
+    return (is_stale or len(kept_out) > 0 or group in message.sent_on) and not any(
         one.has_seen(message) and one.left_at == NEVER for one in able
     )
 

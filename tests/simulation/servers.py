@@ -874,6 +874,7 @@ class Servers:
         body = (b"%d" % message.number).ljust(size)
         frames = server.frames_of(subject)
         if server.kind == "leaf":  # (the choice in other accounts is ours)
+            message.is_of_leaf = True
             others = self.tenants.views(server.account, subject)[1:]
             message.named |= {(view.account, queue) for view in others for queue in QUEUES}
         for view in frames:

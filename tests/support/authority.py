@@ -91,11 +91,11 @@ class Authority:
             extensions.append((x509.SubjectAlternativeName(names), False))
         return self._issue(subject, extensions, lasts, None)
 
-    def member(self) -> Pair:
-        """A certificate for the loopback address of a cluster's member, which is server and client."""
-        names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    def member(self, *names: x509.GeneralName) -> Pair:
+        """A certificate for the loopback address of a cluster's member, which is server and client; or these names."""
+        found = x509.SubjectAlternativeName(names or [x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
         usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
-        return self._issue("CN=member", [(names, False), (usage, False)], HOUR, None)
+        return self._issue("CN=member", [(found, False), (usage, False)], HOUR, None)
 
     def by_sha1(self, pair: Pair) -> Pair:
         """The same certificate, signed by means of SHA-1. By OpenSSL's command: the library signs so no more."""

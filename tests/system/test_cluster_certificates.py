@@ -11,6 +11,7 @@ import pytest
 from cryptography import x509
 
 from tests.support.authority import Authority, Pair
+from tests.support.leaves import LISTENS as LEAVES_LISTEN
 from tests.support.raw_route import RawRoute, connect, hello
 from tests.support.servers import Broker
 from tests.support.turns import until
@@ -119,3 +120,29 @@ async def test_who_dials_does_not_compare_the_other_ones_certificate(
 
 def plain(authority: Authority) -> str:
     return f"tls {{ {authority.member().lines}, ca_file: '{authority.path}', timeout: 5 }}"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("is_leaf", [False, True], ids=["route", "leaf"])
+async def test_a_server_at_an_address_has_the_name_that_is_configured(
+    start: Start, authority: Authority, kind: str, *, is_leaf: bool
+) -> None:
+    """Whose certificate has no address: members tell each other of addresses."""
+    pair = authority.member(x509.DNSName("localhost"))
+    tls = f"tls {{ {pair.lines}, ca_file: '{authority.path}', timeout: 5 }}"
+    if is_leaf:
+        there = start("nats-server", f"leafnodes {{ listen: '127.0.0.1:-1', {tls} }}")
+        port = int(there.log.wait_line(LEAVES_LISTEN)[1])
+        urls = f"['tls://127.0.0.1:{port}', 'tls://localhost:1']"
+        remote = f"{{ urls: {urls}, no_randomize: true, tls {{ ca_file: '{authority.path}' }} }}"
+        config = f"leafnodes {{ remotes [ {remote} ] }}"
+        created = "Leafnode connection created"
+    else:
+        there = start("nats-server", cluster_config("there", inner=tls))
+        urls = f"['nats://127.0.0.1:{route_port(there)}', 'nats://localhost:1']"
+        config = f"cluster {{ name: marsh, listen: '127.0.0.1:-1', routes: {urls}, {tls} }}"
+        created = "Route connection created"
+    dials = start(kind, config)
+    there.log.wait_line(created)
+    await until(lambda: created in dials.log.text)
+    assert "certificate" not in dials.log.text
