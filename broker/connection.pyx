@@ -353,6 +353,10 @@ cdef class ClientConnection(Peer):
         """The time that on_publish_limited() said is over."""
         self.release(HOLD_RATE)
 
+    cdef bint rest(self) except -1:
+        self.give_way()
+        return self.holds != 0
+
     cdef int give_way(self) except -1:
         self.n_slow = 0
         if self.session is not None and not self.is_closing and not self.holds & HOLD_RATE:

@@ -40,6 +40,8 @@ cdef class Peer:
     cdef int received(self, uint8_t *shared, size_t room, size_t n) except -1
     # That was an error of ours. Whether it costs this connection alone: it is closed; else the process ends.
     cdef bint on_failure(self) noexcept
+    # Much of it is still to be carried out: hold it until others had their turn. False: nobody would read it on.
+    cdef bint rest(self) except -1
     # Removes a reason to hold. When none is left, the owner is told (out_call), and calls resume().
     cdef void release(self, uint8_t hold) noexcept
     # Processes the input that was kept.

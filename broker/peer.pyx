@@ -135,6 +135,9 @@ cdef class Peer:
     cdef bint on_failure(self) noexcept:
         return False
 
+    cdef bint rest(self) except -1:
+        return False
+
     cdef int resume(self, uint8_t *shared, size_t room) except -1:
         cdef size_t size = self.partial_size
         if size == 0 or self.is_closing or self.holds:

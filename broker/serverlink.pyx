@@ -158,6 +158,14 @@ cdef class ServerLink(Peer):
             self.exchange.rest(self)
         return 0
 
+    cdef bint rest(self) except -1:
+        if self.exchange.rest is None or self.is_closing:
+            return False
+        if not self.holds & HOLD_REST:
+            self.holds |= HOLD_REST
+            self.exchange.rest(self)
+        return True
+
     cdef bint may_rest(self) noexcept:
         return self.exchange.rest is not None and self.much_told > self.exchange.bytes_without_rest
 

@@ -49,6 +49,7 @@ class DialledFrames(Frames):
             max_size=(None, most_bytes),
             logger=silent,
         )
+        self._read_in_turns(most_bytes)
         self.is_open = False
         self.is_leaf = False  # (the hub is)
         self.is_masked = False

@@ -3,8 +3,9 @@
 Frames carry NATS as a byte stream: a client's WebSocket message may contain any piece of it, text or binary, and
 fragments are passed on as they arrive. So are the pieces of a large frame, of any size, as if they were fragments: some
 clients write all that they have gathered as one frame. A compressed frame is waited for whole, and bounded by
-max_payload and FRAME_ROOM_BYTES, also while it is inflated. The server sends one binary message per write. Imported
-only where a WebSocket port is configured.
+max_payload and FRAME_ROOM_BYTES, also while it is inflated. What one read has is taken in turns: a few KB may be
+thousands of frames, or inflate to megabytes. The server sends one binary message per write. Imported only where a
+WebSocket port is configured.
 """
 
 from __future__ import annotations
@@ -50,6 +51,9 @@ PIECE_BYTES = 65536
 FINAL, COMPRESSED, CONTROL = 0x80, 0x40, 0x08
 MASKED, LONG = 0x80, 0x7F
 LONG_HEADER_BYTES, MASK_BYTES = 10, 4
+# So many frames are taken in one turn, of 5 µs each, unless they had so many bytes before, inflated: 1 ms each.
+FRAMES_IN_A_TURN = 200
+BYTES_IN_A_TURN = 1024 * 1024
 
 # Leaf nodes ask for this path, and may ask for frames that are not masked.
 LEAF_PATH = "/leafnode"
@@ -140,11 +144,15 @@ def place_of(url: SplitResult) -> tuple[str, str, int]:
 class Reader(StreamReader):
     """The library's reader. Shows it a large frame as fragments, and keeps the header of one that is not complete.
 
-    `most_bytes`: of a piece.
+    `most_bytes`: of a piece. `events`: what `protocol` has read in this turn, which is over when that is enough.
     """
 
-    def __init__(self, most_bytes: int) -> None:
+    def __init__(self, most_bytes: int, protocol: Protocol) -> None:
         super().__init__()
+        self._protocol = protocol
+        self._counted = 0  # events of this turn
+        self._turn_bytes = 0
+        self.is_paused = False  # the turn is over, and there is more
         self.header = b""
         self._piece_bytes = min(PIECE_BYTES, most_bytes) & -MASK_BYTES
         self._large = b""  # the header of the large frame whose pieces come, without its length
@@ -157,6 +165,9 @@ class Reader(StreamReader):
             self._begin_piece(0)
             return False
         buffer = self.buffer
+        if buffer and self._is_turn_over():
+            self.is_paused = True
+            yield
         while len(buffer) < 2 and not self.eof:
             yield
         if not buffer:
@@ -174,6 +185,24 @@ class Reader(StreamReader):
             self._begin_piece(self._large[0] & ~FINAL)
         return False
 
+    def begin_turn(self) -> None:
+        """Its events were taken; the next ones are those of another turn."""
+        self._counted = self._turn_bytes = 0
+        self.is_paused = False
+
+    def _is_turn_over(self) -> bool:
+        events = self._protocol.events
+        for event in events[self._counted :]:
+            if isinstance(event, Frame):
+                self._turn_bytes += len(event.data)
+        self._counted = len(events)
+        return self._counted >= FRAMES_IN_A_TURN or self._turn_bytes >= BYTES_IN_A_TURN
+
+    def put_back(self, data: bytes) -> None:
+        """What unfinished() of another reader has returned: it is read in the next turn."""
+        self.feed_data(data)
+        self.is_paused = len(data) > 0
+
     def discard(self) -> None:
         """Nothing more is read: the library calls this until at_eof() says that all has come."""
         self._left = 0
@@ -190,9 +219,10 @@ class Reader(StreamReader):
         return bytes((first, self._large[1])) + size.to_bytes(8, "big") + self._large[2:]
 
     def unfinished(self) -> bytes:
-        """What has come of the frame that is not complete, less what was passed on; for another reader.
+        """What has come and was not taken, for another reader.
 
-        While `_left` is not 0 a fragment has begun, and its header is read: it was put in front of the buffer whole.
+        The frames of other turns, or the one that is not complete, less what was passed on. While `_left` is not 0 a
+        fragment has begun, and its header is read: it was put in front of the buffer whole.
         """
         header = self.header
         if self._left:  # what is left of the frame, as one
@@ -254,9 +284,7 @@ class Frames:
             if is_masked
             else Unmasked(rules.most_bytes)
         )
-        self._reader = self._protocol.reader = Reader(rules.most_bytes)
-        self._protocol.parser = self._protocol.parse()
-        next(self._protocol.parser)
+        self._read_in_turns(rules.most_bytes)
         self.is_open = False  # the upgrade is done
         self.is_leaf = False  # … by a leaf node, which is the gateway's
         self.is_masked = is_masked  # the other end's frames
@@ -266,6 +294,17 @@ class Frames:
         self.credentials: Credentials | None = None  # of cookies in its upgrade, until they are taken
         if frozen is not None:
             self._thaw(frozen)
+
+    def _read_in_turns(self, most_bytes: int) -> None:
+        """Have the library's state use our reader."""
+        self._reader = self._protocol.reader = Reader(most_bytes, self._protocol)
+        self._protocol.parser = self._protocol.parse()
+        next(self._protocol.parser)
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether a turn is over, and more has come: call receive() again, with nothing, when others had theirs."""
+        return self._reader.is_paused and not self.is_over
 
     def allow(self, most_bytes: int) -> None:
         """From now on compressed frames may have so many bytes."""
@@ -289,12 +328,15 @@ class Frames:
         if frozen.deflate is not None:
             self._protocol.extensions = [_deflate(frozen.deflate)]
         self._protocol.current_size = frozen.message_bytes
-        if self.receive(frozen.partial) or self.is_over or self.take_answer():
-            raise RecordRefused("what is kept of a WebSocket frame is more than its beginning")
+        self._reader.put_back(frozen.partial)
 
     def receive(self, data: memoryview | bytes) -> list[BytesLike]:
-        """Take bytes from the client; returns pieces of its NATS stream. Call take_answer() afterwards."""
+        """Take bytes from the client; returns pieces of its NATS stream. Call take_answer() afterwards.
+
+        One turn: see is_paused.
+        """
         protocol = self._protocol
+        self._reader.begin_turn()
         protocol.receive_data(bytes(data))
         events = protocol.events_received()
         if not self.is_open:

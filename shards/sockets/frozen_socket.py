@@ -26,7 +26,7 @@ class FrozenDeflate(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
 class FrozenFrames(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """The WebSocket layer of a connection whose upgrade is done."""
 
-    partial: Bytes = b""  # the beginning of a frame, its header included
+    partial: Bytes = b""  # frames that were not taken yet; the last, or only one may be incomplete
     message_bytes: Count | None = None  # of a message in fragments that has begun; None: none has
     deflate: FrozenDeflate | None = None  # None: nothing is compressed
 

@@ -31,9 +31,11 @@ cdef class LayeredSocket(Socket):
     cdef object frames         # shards.sockets.frames.Frames; None: no WebSocket
     cdef object unsent         # bytes
     cdef Py_ssize_t unsent_at
-    cdef list kept             # input not yet given to the peer: (is it as on the wire, bytes)
+    # Input not yet given to the peer: (is it as on the wire, bytes). What `frames` has, if it is paused, comes between.
+    cdef list kept
     cdef Stage stage
     cdef size_t opening_bytes  # read before the protocol began
+    cdef size_t fed            # bytes of frames that the peer was given in this turn
 
     cdef int thaw(self, gate, frozen) except -1
     cdef int take(self, const uint8_t *data, Py_ssize_t size) except -1
@@ -44,6 +46,9 @@ cdef class LayeredSocket(Socket):
     cdef int shake(self) except -1
     cdef int decrypt(self) except -1
     cdef int unframe(self, object data) except -1
+    cdef bint is_paused(self) except -1
+    cdef int go_on(self) except -1
+    cdef int give_way(self) except -1
     cdef int end_if_over(self) except -1
     cdef int feed(self, object payload) except -1
     cdef int become_open(self) except -1

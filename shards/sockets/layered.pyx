@@ -190,7 +190,8 @@ cdef class LayeredSocket(Socket):
     cdef int read(self) except -1:
         cdef Reactor reactor = self.reactor
         cdef Py_ssize_t got
-        if unlikely(self.kept is not None) and self.may_take():
+        self.fed = 0
+        if unlikely(self.kept is not None or self.is_paused()) and self.may_take():
             self.read_on()
         if self.stage == PLAIN and self.kept is None:
             return Socket.read(self)
@@ -255,7 +256,9 @@ cdef class LayeredSocket(Socket):
         return 0
 
     cdef int read_on(self) except -1:
+        self.fed = 0
         self.take_kept()
+        self.go_on()
         if self.tls is not None and self.stage > SHAKES and self.may_take():
             self.decrypt()
         return 0
@@ -267,6 +270,8 @@ cdef class LayeredSocket(Socket):
             return 0
         kept, self.kept = self.kept, None
         for i, (is_wire, data) in enumerate(kept):
+            if is_wire and self.may_take():
+                self.go_on()
             if is_wire and self.may_take():
                 self.decrypt()   # the bytes in the BIO came before these
             if not self.may_take():
@@ -445,13 +450,36 @@ cdef class LayeredSocket(Socket):
                 self.owner.on_cookies(self.frames.credentials)
                 self.frames.credentials = None
             self.become_open()
-        for i, payload in enumerate(payloads):
-            if not self.may_take():
-                if self.peer.holds:
-                    self.kept = (self.kept or []) + [(False, rest) for rest in payloads[i:]]
+        while True:
+            for i, payload in enumerate(payloads):
+                if not self.may_take():
+                    if self.peer.holds:
+                        self.kept = (self.kept or []) + [(False, rest) for rest in payloads[i:]]
+                    break
+                self.feed(payload)
+            if not self.is_paused() or not self.may_take() or self.give_way():
                 break
-            self.feed(payload)
+            payloads = self.frames.receive(b"")   # nobody would read it on
+            answer = self.frames.take_answer()
+            if answer:
+                self.queue(answer)
         return self.end_if_over()
+
+    cdef bint is_paused(self) except -1:
+        return self.frames is not None and self.frames.is_paused
+
+    cdef int go_on(self) except -1:
+        """Take the next turn of frames that have come."""
+        if self.is_paused() and self.may_take():
+            self.unframe(b"")
+        return 0
+
+    cdef int give_way(self) except -1:
+        """Hold the peer until others had their turn. 0: nobody would read it on."""
+        if not self.peer.rest():
+            return 0
+        self.after_operations()
+        return 1
 
     cdef int end_if_over(self) except -1:
         """Close a WebSocket connection that has ended, or has sent wrong frames, when the peer has what came before."""
@@ -470,6 +498,8 @@ cdef class LayeredSocket(Socket):
         cdef Py_ssize_t at = 0, size = data.shape[0], total, piece
         cdef int n, i
         while at < size:
+            if unlikely(self.fed >= PEER_BYTES) and self.frames is not None and self.may_take():
+                self.give_way()
             n = self.peer.read_parts(self.reactor.shared, PEER_BYTES, parts)
             if n == 0:
                 if self.peer.holds:
@@ -483,6 +513,7 @@ cdef class LayeredSocket(Socket):
                 memcpy(parts[i].iov_base, &data[at], piece)
                 at += piece
                 total += piece
+            self.fed += total
             if unlikely(self.reactor.is_tracing):
                 self.show_read(parts, n, total)
             self.peer.received(self.reactor.shared, PEER_BYTES, total)

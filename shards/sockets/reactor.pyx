@@ -705,14 +705,13 @@ cdef class Reactor:
                 try:
                     socket.peer.resume(self.shared, READ_BYTES)
                     socket.after_operations()
+                    if not socket.peer.holds:
+                        socket.arm(socket.armed | EPOLLIN)
+                        socket.read_on()
                 except Exception:
                     if not socket.peer.on_failure():
                         raise
                     self.give_up(socket)
-                    continue
-                if not socket.peer.holds:
-                    socket.arm(socket.armed | EPOLLIN)
-                    socket.read_on()
         return 0
 
     cdef int resume_held(self) except -1:

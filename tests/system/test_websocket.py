@@ -421,6 +421,34 @@ async def test_a_compressed_bomb_is_stopped_while_it_is_inflated(open_port):
 
 
 @pytest.mark.kinds("gnatswarm-1")
+@pytest.mark.parametrize("is_over_tls", [False, True])
+async def test_others_are_served_while_what_came_in_a_few_kilobytes_is_carried_out(
+    start_broker, authority, server, is_over_tls
+):
+    """64 KB of compressed frames are 32 MB, and 4 million operations: the shard was busy with them for 0.1 to 0.3 s."""
+    tls = "no_tls: true"
+    if is_over_tls:
+        tls = f"tls {{ {server.lines} }}"
+    broker = start_broker(config=f"websocket {{ host: 127.0.0.1, port: -1, {tls}, compression: true }}\n")
+    port = websocket_port(broker)
+    context = authority.client_context() if is_over_tls else None
+    client = await connect(port, f"Sec-WebSocket-Extensions: {DEFLATE}", context=context)
+    bystander = await connect(port, context=context)
+    wire = frame(BINARY, deflated(b"UNSUB 1\r\n" * 200_000), reserved=0x40) * 18
+    assert len(wire) < 65_536
+    client.writer.write(wire + frame(BINARY, b"PING\r\n"))
+    done = asyncio.create_task(client.expect(b"PONG\r\n"))
+    rounds = 0
+    while not done.done():
+        await bystander.flush()
+        rounds += 1
+    await done
+    assert rounds >= 20
+    bystander.close()
+    client.close()
+
+
+@pytest.mark.kinds("gnatswarm-1")
 async def test_pings_whose_pongs_nobody_reads_are_not_answered_without_end(open_port):
     broker, port = open_port(rest='write_deadline: "2s"\n')
     bystander = await connect(port)

@@ -68,7 +68,10 @@ def run(flags: int, parts: list[bytes]) -> Seen:
             continue
         came += len(part)
         was_open = frames.is_open
-        for piece in frames.receive(part):
+        pieces_of_it = frames.receive(part)
+        while frames.is_paused:
+            pieces_of_it += frames.receive(b"")
+        for piece in pieces_of_it:
             assert 0 < len(piece) <= MOST_BYTES, f"a piece of {len(piece)} bytes"
             payload += piece
         said = frames.take_answer()

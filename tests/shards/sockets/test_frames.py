@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from gnatswarm.broker.options import Tls, WebSocket
 from gnatswarm.shards.sockets import frames as module
-from gnatswarm.shards.sockets.frames import PIECE_BYTES, Frames, Rules
+from gnatswarm.shards.sockets.frames import FRAMES_IN_A_TURN, PIECE_BYTES, Frames, Rules
 from gnatswarm.shards.sockets.frozen_socket import FrozenDeflate, FrozenFrames
-from tests.support.framed import BINARY, CONTINUATION, PING, deflated, frame
+from tests.support.framed import BINARY, CLOSE, CONTINUATION, PING, deflated, frame
 
 RULES = Rules(WebSocket(port=1, no_tls=True, tls=Tls()), most_bytes=2 << 20, is_encrypted=False)
 LONG = 65_536  # the least that has eight bytes of length
@@ -56,6 +56,34 @@ def test_the_stream_is_the_same_however_it_is_cut_and_wherever_it_moves(
     assert came == held
     assert not frames.is_over
     assert most_kept <= PIECE_BYTES + 14
+
+
+@given(st.integers(0, 2**32), st.booleans())
+def test_many_frames_are_taken_in_turns_and_the_stream_is_the_same_wherever_it_moves(seed: int, masked: bool) -> None:
+    dice = random.Random(seed)
+    told = [message(dice, [dice.choice((0, 1, 3))] * dice.randrange(1, 4), masked=masked) for _ in range(300)]
+    wire, held = (b"".join(parts) for parts in zip(*told, strict=True))
+    frames, came, at = Frames(RULES, FrozenFrames(), is_masked=masked), b"", 0
+    while at < len(wire) or frames.is_paused:
+        data = b"" if frames.is_paused else wire[at : at + dice.choice((1, 500, 20_000))]
+        at += len(data)
+        pieces = frames.receive(data)
+        assert len(pieces) <= FRAMES_IN_A_TURN
+        came += b"".join(pieces)
+        frames.take_answer()
+        if dice.random() < 0.3:
+            frames = Frames(RULES, frames.freeze(), is_masked=masked)
+    assert came == held
+    assert not frames.is_over
+
+
+def test_a_close_frame_behind_a_turn_is_answered_in_the_next() -> None:
+    frames = Frames(RULES, FrozenFrames())
+    frames.receive(frame(BINARY, b"x") * FRAMES_IN_A_TURN + frame(CLOSE) + b"not looked at" * 100)
+    assert frames.is_paused and not frames.is_over and not frames.take_answer()
+    assert frames.receive(b"") == []
+    assert frames.is_over and not frames.is_paused and frames.take_answer()
+    assert len(frames._reader.buffer) == 0
 
 
 def test_a_frame_that_never_ends_is_passed_on_and_not_kept() -> None:

@@ -16,13 +16,19 @@ from gnatswarm.broker.errors import CloseReason
 from gnatswarm.broker.fanout import Fanout
 from gnatswarm.broker.interest import InterestSink
 from gnatswarm.broker.limits import Limits
+from gnatswarm.broker.options import Tls, WebSocket
 from gnatswarm.broker.sublist import Sublist
+from gnatswarm.shards.sockets.frames import FRAMES_IN_A_TURN, Frames, Rules
+from gnatswarm.shards.sockets.frozen_socket import FrozenDeflate, FrozenFrames, FrozenSocket
 from gnatswarm.shards.sockets.gate import Gate
 from gnatswarm.shards.sockets.layered import LayeredSocket
 from gnatswarm.shards.sockets.reactor import Reactor, Socket
 from tests.support.engine import QUIET, Session
+from tests.support.framed import BINARY, deflated, frame
 
 RATION_S = 0.002
+PEER_BYTES = 262_144
+PUBLISH = b"PUB a 0\r\n\r\n"
 COUNT = 8
 INFO = b"INFO {}\r\n"
 MOST_OPENING_BYTES = 262_144
@@ -38,7 +44,7 @@ def work() -> None:
 class Opening:
     """What a connection has before the protocol: a TLS handshake or an upgrade that takes a whole ration to look at."""
 
-    is_open = is_over = False
+    is_open = is_over = is_paused = False
     error = ""
 
     def __init__(self, looks: list[int]) -> None:
@@ -105,6 +111,28 @@ class Doorkeeper:
         self.reasons.append(CloseReason(reason))
 
 
+class Turns(Session):
+    """A client that is read on when the test says so."""
+
+    is_over = False  # its turn
+
+    def on_turn_over(self) -> None:
+        self.turns += 1
+        self.is_over = True
+
+
+class Stumbling(Session):
+    """A client that is held by its second CONNECT, and whose INFO is an error of ours."""
+
+    def on_connect(self, raw: bytes) -> None:
+        if self.options.name:
+            self.connection.wait()
+        self.options.name = "known"
+
+    def on_info(self, raw: bytes) -> None:
+        raise RuntimeError("of the test")
+
+
 class Bench:
     """A reactor with a plain client that is in, and clients that are not."""
 
@@ -115,6 +143,8 @@ class Bench:
         self._fence = Fence()
         self._cids = iter(range(1, 100))
         self.failures: list[str] = []  # of handshakes
+        self.expects_close = False
+        self.closed: list[CloseReason] = []
         self.reactor = Reactor(self._fanout)
         stack.callback(self.reactor.close)
         self.plain = self.connect(None)
@@ -122,7 +152,8 @@ class Bench:
         self.reactor.turn()
 
     def on_closed(self, reason: int) -> None:
-        assert self.failures, f"closed: {reason}"
+        self.closed.append(CloseReason(reason))
+        assert self.failures or self.expects_close, f"closed: {reason}"
 
     def on_opening_failed(self, why: str, is_upgrade: bool) -> None:
         self.failures.append(why)
@@ -132,15 +163,39 @@ class Bench:
         ours, theirs = socket.socketpair()
         self._stack.enter_context(ours)
         theirs.setblocking(False)
-        session = Session()
-        connection = ClientConnection(self._fanout, self._sublist, self._fence, next(self._cids), Limits(), session)
-        session.connection = connection
+        connection = self._new_connection(Session())
         layered = None if gate is None else LayeredSocket(gate)
         opened = self.reactor.open(theirs.detach(), connection, keeper or self, layered)
         if keeper is not None:
             keeper.socket = opened
             connection.send(INFO)
         return ours
+
+    def _new_connection(self, session: Session) -> ClientConnection:
+        connection = ClientConnection(self._fanout, self._sublist, self._fence, next(self._cids), Limits(), session)
+        session.connection = connection
+        return connection
+
+    def connect_by_websocket(self, session: Session) -> socket.socket:
+        """The end of a client whose upgrade is done, and who may compress."""
+        ours, theirs = socket.socketpair()
+        self._stack.enter_context(ours)
+        theirs.setblocking(False)
+        websocket = WebSocket(port=1, no_tls=True, tls=Tls(), compression=True)
+        rules = Rules(websocket, most_bytes=2 << 20, is_encrypted=False)
+        gate = Gate(timeout_s=60.0, frames=lambda frozen: Frames(rules, frozen))
+        frozen = FrozenSocket(
+            opened_us=1, used_us=1, work=0, read_us=1, frames=FrozenFrames(deflate=FrozenDeflate(15, 15))
+        )
+        self.reactor.open(theirs.detach(), self._new_connection(session), self, LayeredSocket(gate, frozen))
+        ours.sendall(frame(BINARY, QUIET))
+        self.reactor.turn()
+        return ours
+
+    def serve_another(self) -> None:
+        self.plain.sendall(b"PING\r\n")
+        self.reactor.turn()
+        assert self.plain.recv(100, socket.MSG_DONTWAIT) == b"PONG\r\n"
 
 
 @pytest.fixture
@@ -201,3 +256,47 @@ def test_a_handshake_takes_a_bounded_number_of_bytes(bench: Bench, gate: Callabl
         bench.reactor.turn()
     assert bench.failures == ["too much before the end of the handshake"]
     assert sent > MOST_OPENING_BYTES
+
+
+@pytest.mark.parametrize(
+    ("wire", "msgs", "most"),
+    [
+        (frame(BINARY, PUBLISH) * 2000, 2000, FRAMES_IN_A_TURN),
+        (frame(BINARY, deflated(PUBLISH * 180_000), reserved=0x40), 180_000, 2 * PEER_BYTES // len(PUBLISH)),
+        (frame(BINARY, deflated(PUBLISH * 18_000), reserved=0x40) * 20, 360_000, 2 * PEER_BYTES // len(PUBLISH)),
+    ],
+    ids=["many frames", "a large compressed frame", "compressed frames"],
+)
+def test_what_came_in_frames_is_carried_out_in_turns_and_others_are_served_between_them(
+    bench: Bench, wire: bytes, msgs: int, most: int
+) -> None:
+    session = Turns()
+    assert len(wire) < 65_536  # one read
+    bench.connect_by_websocket(session).sendall(wire)
+    bench.reactor.turn()
+    done = [session.connection.in_msgs]
+    while session.is_over:
+        bench.serve_another()
+        assert session.connection.in_msgs == done[-1]
+        session.is_over = False
+        session.connection.read_on()
+        bench.reactor.finish()
+        done.append(session.connection.in_msgs)
+    assert done[-1] == msgs
+    assert max(after - before for before, after in zip([0, *done], done, strict=False)) <= most
+
+
+def test_an_error_of_ours_in_frames_that_were_kept_costs_their_connection_and_no_other(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    session = Stumbling()
+    client = bench.connect_by_websocket(session)
+    client.sendall(frame(BINARY, b"CONNECT {}\r\n") + frame(BINARY, b"INFO {}\r\n"))
+    bench.reactor.turn()
+    session.connection.go_on()
+    bench.expects_close = True
+    bench.reactor.finish()
+    bench.reactor.turn()
+    bench.serve_another()
+    assert bench.closed == [CloseReason.PARSE_ERROR]
+    assert "its connection is closed because of an error of ours" in caplog.text
