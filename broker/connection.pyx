@@ -28,6 +28,7 @@ from gnatswarm.broker.table cimport (
     MOST_KEY_BYTES, slot_item, table_find, table_free, table_init, table_insert, table_remove)
 from gnatswarm.broker.fanout cimport ORIGIN_CLIENT, Outcome, add_outcome, fits_line, no_outcome
 from gnatswarm.broker.shadows cimport Shadows
+from gnatswarm.broker.sublist cimport MOST_MATCHING, match_steps
 from gnatswarm.broker.entry cimport extras_of
 from gnatswarm.broker.talk cimport (
     MOST_TALK_BYTES, heard_rows, said_rows, talk_clear, talk_free, talk_hear, talk_new, talk_settle, talk_turn)
@@ -115,6 +116,12 @@ cdef inline void note_outcome(ClientConnection self, const Entry *entry, Publish
             self.note_asked(entry, message.reply, outcome.touched)
         elif self.tell_no_responders(entry, message.reply):
             self.wait_if_it_feeds_the_slow()
+
+
+cdef inline void note_matching(ClientConnection self) noexcept:
+    """An entry may have been made: its turn may be over."""
+    if unlikely(match_steps > self.most_steps):
+        self.n_slow = MOST_SLOW
 
 
 cdef list fitting(list rows, uint64_t msgs):
@@ -268,6 +275,7 @@ cdef class ClientConnection(Peer):
         self.active_us = self.out.box.now_us
         self.has_spoken = True
         self.n_slow = 0
+        self.most_steps = match_steps + MOST_MATCHING
         if unlikely(self.allowance is not None):
             return self.consume_limited(data, size, whole)
         while p < end:
@@ -486,6 +494,7 @@ cdef class ClientConnection(Peer):
             if entry == NULL:
                 self.close(CLOSE_READ_ERROR)
                 return size
+            note_matching(self)
         if self.permissions is not None and not once:
             entry.permitted = self.permissions.id
         if unlikely(entry.crosses):
@@ -543,6 +552,7 @@ cdef class ClientConnection(Peer):
         """
         if entry[0] == NULL:
             entry[0] = self.sublist.build(op.subject.at, op.subject.size, hash[0])
+            note_matching(self)
         if entry[0] == NULL:
             return False
         if entry[0].extras_at and extras_of(entry[0]).mapping >= 0:
@@ -566,6 +576,7 @@ cdef class ClientConnection(Peer):
         no_outcome(&outcome)
         self.fanout.gate.leave(self.sublist, entry, message, self, &outcome)
         entry = self.sublist.find(at, size, hash)
+        note_matching(self)
         if entry == NULL:
             self.close(CLOSE_READ_ERROR)
             return 0
@@ -765,6 +776,7 @@ cdef class ClientConnection(Peer):
         if self.names_subject:
             subject = asked.text[:asked.subject_size]
         entry = self.sublist.find(reply.at, reply.size, hash_bytes(reply.at, reply.size, self.sublist.seed))
+        note_matching(self)
         if entry == NULL:
             return False
         for i in range(entry.n_plain):   # a member of a queue group is not told, as on nats-server

@@ -124,6 +124,7 @@ ctypedef struct Draft:
     bint is_reply            # a reply subject that ServiceImports made up here
     # … and draft_entry() the rest: how much there is
     uint64_t match           # this draft's number: see QueueName
+    uint32_t n_looked_at     # subscriptions, also those that may not have it
     uint32_t n_plain
     uint32_t n_local
     uint32_t n_choices

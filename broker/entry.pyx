@@ -81,6 +81,7 @@ cdef inline uint32_t measure_subs(Draft *draft, const Sub *sub) noexcept:
     cdef uint32_t n = 0
     cdef Py_ssize_t shown
     while sub != NULL:
+        draft.n_looked_at += 1
         shown = shown_size(sub, draft.subject, draft.size)
         if shown >= 0:
             n += 1

@@ -30,6 +30,7 @@ cdef class SiblingLink(OriginLink):
     cdef uint32_t told                   # interest in the last read
     cdef bint tells_much                 # … there was much, and has been some since: little is read at a time
     cdef size_t last_size                # bytes of the last read
+    cdef object resting                  # see rest_with()
     cdef Sublist sublist                 # of the account named last
     cdef Repeat repeat                   # the last RMSG line, with one queue group or none: see repeat.pxd
     cdef size_t repeat_subject_at        # in that line

@@ -16,7 +16,7 @@ from gnatswarm.broker.outbuf cimport (
     CLOSE_CLIENT_CLOSED, CLOSE_NONE, CLOSE_PARSE_ERROR, STALL_IF_TAKEN_US, OutBuf, iovec, out_append, out_call,
     out_init, out_mark_dirty, out_release, out_reserve)
 from gnatswarm.broker.parser cimport Token
-from gnatswarm.broker.peer cimport Peer
+from gnatswarm.broker.peer cimport HOLD_REST, Peer
 from gnatswarm.broker.repeat cimport repeat_remember, repeat_run
 from gnatswarm.broker.reroutes cimport CAME_IN, FATE_NOBODY, FATE_PENDING, FATE_TAKEN, Fate
 from gnatswarm.broker.routewire cimport (
@@ -25,7 +25,7 @@ from gnatswarm.broker.routewire cimport (
     ROUTE_QUEUE_MSG, ROUTE_QUEUE_NAK, ROUTE_SLOW, ROUTE_STOP, ROUTE_SUB, ROUTE_TAKE, ROUTE_UNSUB, RouteOpKind,
     parse_plain_message, parse_route_op)
 from gnatswarm.broker.subject cimport SUBJECT_BAD, subject_kind
-from gnatswarm.broker.sublist cimport PREFIX_BYTES
+from gnatswarm.broker.sublist cimport MOST_MATCHING, PREFIX_BYTES, match_steps
 from gnatswarm.broker.table cimport MOST_KEY_BYTES
 from gnatswarm.broker.fanout cimport (
     ORIGIN_SIBLING, ORIGIN_SIBLING_ACCOUNT, Outcome, Publish, no_outcome)
@@ -101,6 +101,7 @@ cdef class SiblingLink(OriginLink):
         cdef const uint8_t *end = data + size
         cdef Publish message
         cdef Outcome outcome
+        cdef uint64_t most_steps = match_steps + MOST_MATCHING
         cdef uint32_t n = 0
         cdef Py_ssize_t done
         self.fanout.from_shard = self.shard
@@ -130,6 +131,8 @@ cdef class SiblingLink(OriginLink):
                 if done == 0:
                     break
                 p += done
+                if unlikely(match_steps > most_steps):
+                    self.rest()
             if unlikely(self.holds or self.is_closing):
                 break
         if unlikely(self.told > MUCH_TOLD):
@@ -652,6 +655,24 @@ cdef class SiblingLink(OriginLink):
                 self.mesh.prefixes.on_part(self.shard)
         out_release(&self.out)
         self.forget_input()
+
+    def rest_with(self, resting):
+        """`resting(link)` calls has_rested() when clients were served; None: it rests no more, and goes on at once."""
+        self.resting = resting
+        if resting is None:
+            self.release(HOLD_REST)
+
+    cdef bint rest(self) except -1:
+        if self.resting is None or self.is_closing:
+            return False
+        if not self.holds & HOLD_REST:
+            self.holds |= HOLD_REST
+            self.resting(self)
+        return True
+
+    def has_rested(self):
+        """Clients were served meanwhile."""
+        self.release(HOLD_REST)
 
     def send(self, bytes data not None):
         """Queues bytes as they are."""

@@ -18,7 +18,8 @@ cdef enum Hold:
     HOLD_MOVE = 16     # client: it moves to another shard. Link: a new sibling waits for the end of a move
     HOLD_RATE = 32     # its user or account has published as much as it may; or it has had its turn
     HOLD_REPLY = 64    # it has replied to a request that another shard is about to hand over to this one
-    HOLD_REST = 128    # another server that tells much interest: clients are served first
+    HOLD_REST = 128    # another server that tells much interest, or whose messages, as a sibling's, take long to match:
+    #                    clients are served first
     HOLD_ENDING = 128  # client: its subscriptions are being ended, some at a time
 
 

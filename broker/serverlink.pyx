@@ -15,6 +15,7 @@ from gnatswarm.broker.outbuf cimport (
     CLOSE_CLIENT_CLOSED, CLOSE_MAXIMUM_PAYLOAD_EXCEEDED, CLOSE_NONE, CLOSE_PARSE_ERROR, CLOSE_PROTOCOL_VIOLATION,
     iovec, out_append, out_call, out_init, out_pending, out_release)
 from gnatswarm.broker.parser cimport Token
+from gnatswarm.broker.sublist cimport MOST_MATCHING, match_steps
 from gnatswarm.broker.peer cimport HOLD_LOGIN, HOLD_REST, HOLD_STALL
 from gnatswarm.broker.repeat cimport repeat_remember, repeat_run
 from gnatswarm.broker.reroutes cimport CAME_IN, REFUSED
@@ -115,6 +116,7 @@ cdef class ServerLink(Peer):
         cdef const uint8_t *end = data + size
         cdef Publish message
         cdef Outcome outcome
+        cdef uint64_t most_steps = match_steps + MOST_MATCHING
         cdef uint32_t n = 0
         cdef Py_ssize_t done
         self.active_us = self.out.box.now_us
@@ -140,6 +142,8 @@ cdef class ServerLink(Peer):
                 if done == 0:
                     break
                 p += done
+                if unlikely(match_steps > most_steps):
+                    self.rest()
             if unlikely(self.holds or self.is_closing):
                 break
         self.exchange.origin = b""

@@ -38,6 +38,14 @@ cdef inline int width_bucket(uint32_t width) noexcept nogil:
     return bucket
 
 
+# What making entries has cost all sublists: trie nodes looked below, and subscriptions at those that matched, some 20
+# to 40 ns each. Who has others match gives way after MOST_MATCHING.
+cdef uint64_t match_steps
+
+cdef enum:
+    MOST_MATCHING = 50000
+
+
 # Of a generated reply subject: "_R_.", the shard in two hex digits, eight characters of its boot, a dot. (Four hex
 # digits follow, which name a table of requests, and random ones.)
 cdef enum:

@@ -21,6 +21,7 @@ import os
 
 cdef enum:
     MOST_EXPECTED_BYTES = 128   # of a subject that is looked at before its line is read
+match_steps = 0
 
 
 cdef class Sublist(Interest):
@@ -169,7 +170,9 @@ cdef class Sublist(Interest):
         cdef Draft draft
         cdef Entry *entry
         cdef Entry *rules = NULL
+        cdef uint64_t steps = self.n_steps
         cdef int maker = -1
+        global match_steps
         self.n_builds += 1
         self.n_found = 0
         memset(&draft, 0, sizeof(draft))
@@ -189,6 +192,7 @@ cdef class Sublist(Interest):
         draft.found = self.found
         draft.n_found = self.n_found
         entry = draft_entry(&draft)
+        match_steps += self.n_steps - steps + draft.n_looked_at
         if entry == NULL:
             return NULL
         if maker >= 0:

@@ -65,6 +65,7 @@ class LinkSession:
     ) -> None:
         self._links = links
         self.link = SiblingLink(mesh, fence, reroutes, self)
+        self.link.rest_with(links.on_resting)
         self.dialled = dialled
         self.hello: Hello | None = None
         self.socket: LinkSocket | None = None
@@ -206,6 +207,7 @@ class Links:
         self._siblings: dict[int, LinkedShard] = {}
         self._sessions: dict[int, LinkSession] = {}  # joined ones, by the sibling's number
         self._greeting: dict[LinkSession, None] = {}  # those that are not joined yet, oldest first
+        self._resting: list[SiblingLink] = []  # their messages take long to match
         # Both ends send INFO first; only the end that dialled sends CONNECT.
         words = msgspec.json.encode(hello)
         self._info = b"INFO " + words + b" \r\n"
@@ -257,6 +259,18 @@ class Links:
         session.socket = self._sockets.open(connection, session.link, session)
         session.link.send(self._info if dialled is None else self._info + self._connect)
         self._loop.call_later(HANDSHAKE_S, self._give_up, session)
+        self._flush()
+
+    def on_resting(self, link: SiblingLink) -> None:
+        """Its messages take long to match: it is read on when others were served."""
+        self._resting.append(link)
+        if len(self._resting) == 1:
+            self._loop.call_soon(self._read_on)
+
+    def _read_on(self) -> None:
+        resting, self._resting = self._resting, []
+        for link in resting:
+            link.has_rested()
         self._flush()
 
     def _flush(self) -> None:
@@ -312,6 +326,8 @@ class Links:
             assert session.hello is not None and session.socket is not None
             sibling = known.get(shard)
             if sibling is None or sibling.boot_id != session.hello.boot_id:
+                session.link.rest_with(None)
+                self._flush()  # what it has read already
                 session.socket.drain()
 
     def _is_being_dialled(self, sibling: LinkedShard) -> bool:

@@ -17,7 +17,8 @@ from gnatswarm.broker.errors import (
     UnknownProtocolOperation,
 )
 from gnatswarm.broker.limits import Limits
-from tests.support.engine import NO_RESPONDERS, QUIET, WITH_HEADERS, Engine, frames
+from tests.support import patterns
+from tests.support.engine import NO_ECHO, NO_RESPONDERS, QUIET, WITH_HEADERS, Engine, frames
 
 VERBOSE = b'CONNECT {"verbose":true,"pedantic":false}\r\n'
 PEDANTIC = b'CONNECT {"verbose":false,"pedantic":true}\r\n'
@@ -401,3 +402,22 @@ def test_counters_of_a_client_are_payload_and_header_bytes(engine):
     assert (listener.connection.out_msgs, listener.connection.out_bytes) == (8, 70)
     fanout = engine.probe.fanout
     assert (fanout.in_msgs, fanout.in_bytes, fanout.out_msgs, fanout.out_bytes) == (4, 35, 8, 70)
+
+
+# ---- turns
+
+
+def test_others_have_their_turn_while_subjects_meet_many_patterns_that_do_not_match(client):
+    client.feed(patterns.subscriptions())
+    client.feed(patterns.publishes(300) + b"PING\r\n")
+    assert client.take() == b"PONG\r\n"
+    assert client.connection.in_msgs == 300
+    assert client.session.turns >= 300 * patterns.STEPS // 100_000
+
+
+def test_others_have_their_turn_while_subjects_meet_many_subscriptions_that_get_nothing(engine):
+    client = engine.client(NO_ECHO)
+    client.feed(b"".join(b"SUB > %d\r\n" % sid for sid in range(2000)))
+    client.feed(patterns.publishes(300) + b"PING\r\n")
+    assert client.take() == b"PONG\r\n"
+    assert client.session.turns >= 300 * 2000 // 100_000

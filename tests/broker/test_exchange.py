@@ -16,6 +16,7 @@ from gnatswarm.broker.rules import Mapping, StreamImport
 from gnatswarm.broker.serverwire import parse_server
 from gnatswarm.broker.service_imports import ServiceImports
 from gnatswarm.shards.boundary.control import GATEWAY_NUMBER
+from tests.support import patterns
 from tests.support.engine import QUIET
 from tests.support.members import Members, RouteEnd
 from tests.support.mesh import Mesh
@@ -1072,6 +1073,28 @@ def test_a_server_that_tells_much_interest_rests_between_short_pieces_until_it_h
     end.link.leave()
     resting.pop().has_rested()
     end.engine.probe.finish()
+    cluster.close()
+
+
+def test_a_server_whose_messages_take_long_to_match_rests_between_them():
+    cluster = Members(1, fenced=False)
+    subscriber, *_ = cluster.members[0].clients
+    subscriber.feed(b"SUB > 0\r\n" + patterns.subscriptions())
+    resting: list[Resting] = []
+    cluster.members[0].exchange.rest_with(resting.append)
+    end = server(cluster, "route")
+    cluster.settle()
+    words = patterns.publishes(200).replace(b"PUB ", b"RMSG $G ")
+    end.engine.probe.feed(end.socket, words)
+    rests = 0
+    while resting:
+        rests += 1
+        resting.pop().has_rested()
+        end.engine.probe.finish()
+    cluster.settle()
+    assert subscriber.messages() == [(b"0", b"%d" % n) for n in range(200)]
+    assert rests >= 200 * patterns.STEPS // 100_000
+    end.link.leave()
     cluster.close()
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.engine import QUIET
+from gnatswarm.broker.link import SiblingLink
+from tests.support import patterns
+from tests.support.engine import QUIET, frames
 from tests.support.mesh import Mesh
 
 
@@ -122,3 +124,20 @@ def test_a_sibling_that_tells_much_is_read_in_short_pieces_until_it_has_told_it(
     feed(socket, messages * 4_000)
     assert socket.largest_read > 100_000
     mesh.close()
+
+
+def test_a_link_whose_messages_take_long_to_match_rests_and_they_stay_in_order(mesh):
+    subscriber, publisher = mesh.clients[2], mesh.clients[0]
+    resting: list[SiblingLink] = []
+    mesh.ends[1, 0].link.rest_with(resting.append)
+    subscriber.feed(b"SUB > 0\r\n" + patterns.subscriptions())
+    mesh.settle()
+    publisher.feed(patterns.publishes(200))
+    mesh.settle()
+    rests = 0
+    while resting:
+        rests += 1
+        resting.pop().has_rested()
+        mesh.settle()
+    assert [int(frame.payload) for frame in frames(subscriber.take())] == list(range(200))
+    assert rests >= 200 * patterns.STEPS // 100_000

@@ -1,0 +1,64 @@
+"""A link whose messages take long to match rests between them, and what it has read is not forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from gnatswarm.broker.link import SiblingLink
+from tests.support import patterns
+from tests.support.linked_shards import LinkedShards
+from tests.support.one_shard import Client
+from tests.support.turns import until
+
+COUNT = 200
+
+
+@pytest.fixture
+async def two(tmp_path: Path) -> AsyncIterator[LinkedShards]:
+    two = LinkedShards(tmp_path)
+    await two.link()
+    yield two
+    two.close()
+
+
+async def come(two: LinkedShards, shard: int, words: bytes) -> Client:
+    client = two.shards[shard].one.connect()
+    await client.wait(b"}")
+    assert await client.talk(b'CONNECT {"verbose":false}\r\n' + words + b"PING\r\n") == b"PONG\r\n"
+    return client
+
+
+def payloads(said: bytes) -> list[int]:
+    return [int(line) for line in said.split(b"\r\n")[1::2]]
+
+
+@pytest.mark.parametrize("sibling_leaves", [False, True])
+async def test_all_that_it_has_read_comes_in_order(two: LinkedShards, sibling_leaves: bool) -> None:
+    """`sibling_leaves`: the router takes it off its list while the link rests."""
+    subscriber = await come(two, 1, b"SUB > 0\r\n" + patterns.subscriptions())
+    publisher = await come(two, 0, b"")
+    links = two.shards[1].links
+    rests: list[SiblingLink] = []
+    on_resting = links.on_resting
+
+    def note(link: SiblingLink) -> None:
+        rests.append(link)
+        if not sibling_leaves:
+            on_resting(link)
+
+    links.sessions[0].link.rest_with(note)
+    if sibling_leaves:
+        await publisher.talk(patterns.publishes(COUNT), b"")
+        (session,) = two.shards[0].one.shard.clients.open.values()
+        await until(lambda: rests and session.connection.in_msgs == COUNT)
+        two.shards[1].tell([two.shards[1].peer])
+    else:
+        assert await publisher.talk(patterns.publishes(COUNT) + b"PING\r\n") == b"PONG\r\n"
+        assert len(rests) >= 3
+    said = b""
+    while said.count(b"\r\n") < 2 * COUNT:
+        said += await subscriber.wait(b"\r\n")
+    assert payloads(said) == list(range(COUNT))
