@@ -56,6 +56,12 @@ def with_line(block: bytes, name: bytes, value: bytes) -> bytes:
     return FIRST_LINE + b"".join(line + b"\r\n" for line in lines) + b"%b: %b\r\n\r\n" % (name, value)
 
 
+def later_hop(block: bytes, number: int) -> bytes:
+    """The hop of what a shard sends on when its document has left; `number`: no two there have the same."""
+    hop = headers_of(block).get(HOP.decode(), [""])[0]
+    return f"{hop}.0.{number}".encode()
+
+
 def is_sampled(headers: Headers) -> bool:
     """Whether a `traceparent` says that its trace is recorded."""
     for name, values in headers.items():

@@ -13,12 +13,15 @@ from libc.stdint cimport uint8_t
 
 from gnatswarm.broker.entry cimport choice_named, is_foreign
 from gnatswarm.broker.fanout cimport (
-    ANY_SHARD, ORIGIN_ACCOUNT, ORIGIN_SIBLING_ACCOUNT, Fanout, is_output_of, no_outcome)
+    ANY_SHARD, ORIGIN_ACCOUNT, ORIGIN_SIBLING_ACCOUNT, Fanout, is_output_of, no_outcome, rewritten)
 from gnatswarm.broker.interest cimport GATEWAY_NUMBER, NO_MAX
 from gnatswarm.broker.outbuf cimport CLOSE_NONE, out_append
 from gnatswarm.broker.peer cimport HOLD_REPLY
 from gnatswarm.broker.sublist cimport OWNER_AWAITED, PREFIX_BYTES
+from gnatswarm.broker.traced cimport is_under_trace
 from gnatswarm.broker.word cimport SLACK, hash_bytes, unlikely
+
+from gnatswarm.broker import message_trace
 
 
 cdef class OriginLink(Peer):
@@ -243,6 +246,8 @@ cdef class Reroutes:
         cdef uint64_t members = members_elsewhere(fanout, entry, first, n, kept_from)
         cdef uint64_t pick
         cdef uint32_t w, shard = 0
+        cdef Publish other
+        cdef bytearray _room   # (keeps its bytes)
         if members == 0:
             if unlikely(members_elsewhere(fanout, entry, first, choice.n_remote, ~gateway)) \
                     and self.mesh.formers.find(sublist, subject, queue) is not None:
@@ -270,6 +275,10 @@ cdef class Reroutes:
                 if pick < entry.weights[w].members:
                     break
                 pick -= entry.weights[w].members
+        if unlikely(message.header_size != 0) and fanout.tracing is not None \
+                and is_under_trace(message.payload, message.header_size):
+            _room = self.trace_onward(&other, message, shard)
+            message = &other
         if not fanout.send_queued(fanout.links[shard], entry, &queue, 1, message, True, orphan.id, visited,
                                   orphan.been):
             return False
@@ -278,10 +287,27 @@ cdef class Reroutes:
         self.n_sent_on += 1
         return True
 
+    cdef bytearray trace_onward(self, Publish *other, const Publish *message, uint32_t shard):
+        """The same of a traced message, with a hop of its own. Where it had to wait, the document has left without it.
+        """
+        cdef object trace = self.mesh.fanout.trace
+        cdef bytes header = message.payload[:message.header_size]
+        if shard == GATEWAY_NUMBER:   # other servers are told of no trace
+            if trace is not None:
+                trace.left(shard)
+            header = message_trace.with_line(header, message_trace.DESTINATION, message_trace.DISABLED)
+        else:
+            header = message_trace.with_line(
+                header, message_trace.HOP,
+                message_trace.later_hop(header, self.n_sent_on) if trace is None else trace.sent_on(shard))
+        return rewritten(other, message, header, message.reply)
+
     cdef bint give_back(self, Orphan orphan) except -1:
         """To the shard that published it, and waited for nothing: its members may all have unsubscribed since, and then
         they linger, because its PINGs wait here for this message."""
         cdef Publish message
+        cdef Publish other
+        cdef bytearray _room   # (keeps its bytes)
         cdef Entry *entry
         cdef Token queue
         cdef const uint8_t *subject
@@ -292,6 +318,10 @@ cdef class Reroutes:
         entry = orphan.sublist.find(subject, len(orphan.subject),
                                     hash_bytes(subject, len(orphan.subject), orphan.sublist.seed))
         orphan.fill(&message)
+        if unlikely(message.header_size != 0) and self.mesh.fanout.tracing is not None \
+                and is_under_trace(message.payload, message.header_size):
+            _room = self.trace_onward(&other, &message, orphan.origin.shard)
+            message = other
         if entry == NULL or not self.mesh.fanout.send_queued(&orphan.origin.out, entry, &queue, 1, &message, True,
                                                              orphan.id, <uint64_t>1 << self.mesh.shard, orphan.been):
             return False

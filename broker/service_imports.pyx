@@ -15,7 +15,7 @@ from gnatswarm.broker.parser cimport Token
 from gnatswarm.broker.rules cimport RESPONSE_SINGLETON, RESPONSE_STREAM, Mapping
 from gnatswarm.broker.entry cimport Extras, extras_of
 from gnatswarm.broker.sublist cimport OWNER_AWAITED, PREFIX_BYTES
-from gnatswarm.broker.traced cimport give_traced
+from gnatswarm.broker.traced cimport asks_for_trace, give_traced
 from gnatswarm.broker.transform cimport Transform
 from gnatswarm.broker.word cimport SLACK, hash_bytes, likely, unlikely
 
@@ -305,6 +305,10 @@ cdef class ServiceImports(AccountGate):
             started_ns = self.clock_ns()
         if unlikely(self.fanout.trace is not None):
             there = self.send_untraced(response.importer, response.reply, message, reply, b"")
+        elif unlikely(message.header_size != 0) and self.fanout.tracing is not None \
+                and asks_for_trace(message.payload, message.header_size, sublist.traces_parents):
+            # It was kept back, and its document has left: nobody may trace it in the requestor's account.
+            there = self.send(response.importer, response.reply, message, reply, b"", message_trace.DISABLED)
         else:
             there = self.send(response.importer, response.reply, message, reply, b"")
         if response.measured is not None:   # (a singleton: this was its only reply)

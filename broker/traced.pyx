@@ -187,6 +187,13 @@ cdef int shard_of(Fanout fanout, Sublist sublist, const Entry *entry, const Choi
     return <int>shard if fanout.links[shard] != NULL else HERE
 
 
+cdef bytearray with_hop(object trace, Publish *other, const Publish *publish, int shard):
+    """The message for this sibling: each frame has a hop of its own, and a document."""
+    cdef bytes header = publish.payload[:publish.header_size]
+    return rewritten(other, publish, message_trace.with_line(header, message_trace.HOP, trace.sent_on(shard)),
+                     publish.reply)
+
+
 cdef uint64_t send_on(Fanout fanout, Entry *entry, Publish *publish, uint64_t shards, dict groups) except? 0:
     """To siblings with plain interest, and to those with a chosen member: each gets a hop of its own."""
     cdef Publish other
@@ -209,24 +216,24 @@ cdef uint64_t send_on(Fanout fanout, Entry *entry, Publish *publish, uint64_t sh
             if trace.is_only:
                 continue
             header = message_trace.with_line(header, message_trace.DESTINATION, message_trace.DISABLED)
+            _room = rewritten(&other, publish, header, publish.reply)
         else:
-            header = message_trace.with_line(header, message_trace.HOP, trace.sent_on(shard))
-        _room = rewritten(&other, publish, header, publish.reply)
+            _room = with_hop(trace, &other, publish, shard)
         sent |= <uint64_t>1 << shard
         only_queues = publish.publisher != 0 and shard in groups and shard != GATEWAY_NUMBER
         if shard not in groups or (only_queues and (shards >> shard) & 1):
             fanout.send_plain_link(link, entry, &other)
         if shard not in groups:
             continue
-        if only_queues and (shards >> shard) & 1:   # a frame of its own, so another hop
-            header = publish.payload[:publish.header_size]
-            header = message_trace.with_line(header, message_trace.HOP, trace.sent_on(shard))
-            _room = rewritten(&other, publish, header, publish.reply)
+        if only_queues and (shards >> shard) & 1:
+            _room = with_hop(trace, &other, publish, shard)
         n = 0
         name_bytes = 0
         for name in groups[shard]:
             if n == MOST_QUEUES or (n and name_bytes + <size_t>len(name) > MOST_NAME_BYTES):
                 fanout.send_queued(link, entry, queues, n, &other, only_queues, 0, 0, 0)
+                if shard != GATEWAY_NUMBER:
+                    _room = with_hop(trace, &other, publish, shard)
                 only_queues = True
                 n = 0
                 name_bytes = 0

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from gnatswarm.broker import rules
+from gnatswarm.broker.options import Options
 from gnatswarm.broker.service_imports import ServiceImports
-from tests.support.engine import NO_ECHO, QUIET, EngineClient, frames
+from gnatswarm.shards.clients.message_tracing import MessageTracing
+from tests.support.engine import NO_ECHO, QUIET, WITH_HEADERS, EngineClient, frames
 from tests.support.mesh import Mesh
 
 
@@ -14,8 +18,8 @@ from tests.support.mesh import Mesh
 def make():
     made = []
 
-    def make(shards: int = 2) -> Mesh:
-        made.append(Mesh(shards, connect=QUIET))
+    def make(shards: int = 2, connect: bytes = QUIET) -> Mesh:
+        made.append(Mesh(shards, connect=connect))
         return made[-1]
 
     yield make
@@ -494,15 +498,55 @@ def of_account(mesh: Mesh, shard: int, name: bytes, words: bytes = b"") -> Engin
     return client
 
 
-def test_the_pong_of_who_answers_comes_behind_an_answer_that_waits_for_a_link(make):
-    """From where it was asked the answer goes on to a shard whose interest is not known just then."""
-    mesh = make(3)
+def with_a_service(mesh: Mesh) -> None:
+    """B imports the service s of A, on all shards."""
     for shard, engine in mesh.engines.items():
         there = engine.probe.mesh
+        assert there is not None
         engine.probe.fanout.gate = crossing = ServiceImports(engine.probe.fanout, shard)
         there.set_reply_prefix(crossing.reply_prefix)
         a, b = there.account(b"A"), there.account(b"B")
         b.set_rules([], [rules.ServiceImport(b, a, b"s", b"s", rules.RESPONSE_KINDS["singleton"], 120_000_000)])
+
+
+class Documents:
+    """In the place of a shard's System: keeps the subjects of documents about traced messages."""
+
+    def __init__(self) -> None:
+        self.places: list[tuple[str, bytes]] = []
+
+    def named(self) -> dict[str, str]:
+        return {}
+
+    def say_soon(self, account: str, subject: bytes, _document: bytes, _header: bytes) -> None:
+        self.places.append((account, subject))
+
+
+def test_a_traced_answer_that_waited_is_not_traced_in_the_other_account(make):
+    """Its responder would choose a subject there that it may not publish to."""
+    mesh = make(3, WITH_HEADERS)
+    with_a_service(mesh)
+    told: Any = Documents()
+    for engine in mesh.engines.values():
+        engine.probe.fanout.tracing = MessageTracing(Options(), engine.probe.mesh, told, {})
+    responder = of_account(mesh, 1, b"A", b"SUB s 1\r\nPING\r\n")
+    listener = of_account(mesh, 2, b"B", b"SUB inbox 1\r\n")
+    of_account(mesh, 0, b"B", b"PUB s inbox 1\r\n?\r\n")
+    (request,) = [frame for frame in frames(responder.take()) if frame.is_message]
+    mesh.break_link(0, 2)
+    block = b"NATS/1.0\r\nNats-Trace-Dest: chosen\r\n\r\n"
+    responder.feed(b"HPUB %b %d %d\r\n%b5\r\n" % (request.reply, len(block), len(block) + 1, block))
+    mesh.settle()
+    (answer,) = [frame for frame in frames(listener.take()) if frame.is_message]
+    assert answer.payload == b"5"
+    assert b"Nats-Trace-Dest: trace disabled\r\n" in answer.body
+    assert set(told.places) == {("A", b"chosen")}
+
+
+def test_the_pong_of_who_answers_comes_behind_an_answer_that_waits_for_a_link(make):
+    """From where it was asked the answer goes on to a shard whose interest is not known just then."""
+    mesh = make(3)
+    with_a_service(mesh)
     responder = of_account(mesh, 1, b"A", b"SUB s 1\r\nPING\r\n")
     listener = of_account(mesh, 2, b"B", b"SUB inbox 1\r\n")
     of_account(mesh, 0, b"B", b"PUB s inbox 1\r\n?\r\n")

@@ -241,6 +241,64 @@ def test_a_traced_message_does_not_come_back_to_who_wants_no_echo(traced: Traced
     assert heard.count(plain.connection.cid) == 10
 
 
+def hops_of(documents: list[dict[str, Any]]) -> list[str]:
+    return [document["request"]["header"].get("Nats-Trace-Hop", [""])[0] for document in documents]
+
+
+def test_what_is_sent_on_to_another_shard_has_a_hop_of_its_own(traced: Traced) -> None:
+    """Readers find the document of each hop by its name: no two have the same."""
+    leaver, other = traced.client(1), traced.client(2)
+    leaver.feed(b"SUB a q 1\r\n")
+    traced.mesh.settle()
+    traced.publish(0, b"Nats-Trace-Dest: t")
+    other.feed(b"SUB a q 1\r\n")
+    traced.mesh.settle_but((0, 1))
+    leaver.feed(b"UNSUB 1\r\n")
+    traced.mesh.settle()
+    assert got(other) == 1
+    assert hops_of(traced.told.documents) == ["", "1", "1.1"]
+    between = traced.told.documents[1]["events"]
+    assert [(event["type"], event["cid"], event.get("hop")) for event in between] == [("in", 0, None), ("eg", 2, "1.1")]
+
+
+def test_what_goes_back_to_the_publishers_shard_has_a_hop_of_its_own(traced: Traced) -> None:
+    """Its document has left by then: nobody took it where it was sent on to."""
+    leaver, other, here = traced.client(1), traced.client(2), traced.client(0)
+    leaver.feed(b"SUB a q 1\r\n")
+    traced.mesh.settle()
+    for number in range(4):
+        traced.publish(0, b"Nats-Trace-Dest: t%d" % number)
+    other.feed(b"SUB a q 1\r\n")
+    traced.mesh.settle_but((0, 1))
+    here.feed(b"SUB a q 1\r\n")
+    leaver.feed(b"UNSUB 1\r\n")
+    traced.mesh.carry_all((0, 1))
+    other.feed(b"UNSUB 1\r\n")
+    traced.mesh.settle()
+    assert got(leaver) + got(other) + got(here) == 4
+    for number in range(4):
+        about = [one for one in traced.told.documents if one["request"]["header"]["Nats-Trace-Dest"] == [f"t{number}"]]
+        hops = hops_of(about)
+        assert len(hops) > 3
+        assert len(hops) == len(set(hops))
+
+
+def test_each_frame_of_a_traced_message_has_a_hop_of_its_own(traced: Traced) -> None:
+    """Names of queue groups that are too long for one frame go in several."""
+    member = traced.mesh.engines[1].client(NO_RESPONDERS)
+    names = [bytes([letter]) * 3900 for letter in b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"]
+    for sid, name in enumerate(names):
+        member.feed(b"SUB a %b %d\r\n" % (name, sid + 1))
+    traced.mesh.clients.append(member)
+    traced.mesh.settle()
+    traced.publish(0, b"Nats-Trace-Dest: t")
+    traced.mesh.settle()
+    assert got(member) == len(names)
+    hops = hops_of(traced.told.documents)
+    assert len(hops) > 2
+    assert sorted(hops) == ["", *map(str, range(1, len(hops)))]
+
+
 @pytest.mark.parametrize("is_only", [False, True])
 def test_other_servers_get_what_is_traced_and_not_what_is_only_traced(traced: Traced, *, is_only: bool) -> None:
     traced.mesh.add(GATEWAY_NUMBER)
@@ -255,6 +313,24 @@ def test_other_servers_get_what_is_traced_and_not_what_is_only_traced(traced: Tr
     (document,) = traced.told.documents
     error = message_trace.ONLY_NO_SUPPORT if is_only else message_trace.NO_SUPPORT
     assert [event.get("error", "") for event in document["events"]] == ["", error]
+    in_place_of_a_server.close()
+
+
+def test_other_servers_are_told_of_no_trace_of_what_is_sent_on_to_them(traced: Traced) -> None:
+    traced.mesh.add(GATEWAY_NUMBER)
+    traced.mesh.settle()
+    in_place_of_a_server = traced.mesh.engines[GATEWAY_NUMBER].client(NO_RESPONDERS)
+    leaver = traced.client(1)
+    leaver.feed(b"SUB a q 1\r\n")
+    traced.mesh.settle()
+    traced.publish(0, b"Nats-Trace-Dest: t")
+    in_place_of_a_server.feed(b"SUB a q 1\r\n")
+    traced.mesh.settle_but((0, 1))
+    leaver.close()
+    traced.mesh.settle()
+    (message,) = [frame for frame in frames(in_place_of_a_server.take()) if frame.is_message]
+    assert b"Nats-Trace-Dest: trace disabled\r\n" in message.body
+    assert traced.told.documents[-1]["events"][-1]["error"] == message_trace.NO_SUPPORT
     in_place_of_a_server.close()
 
 
