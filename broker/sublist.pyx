@@ -21,6 +21,7 @@ import os
 
 cdef enum:
     MOST_EXPECTED_BYTES = 128   # of a subject that is looked at before its line is read
+
 match_steps = 0
 
 
