@@ -25,8 +25,9 @@ from gnatswarm.broker.talk cimport Talk
 # Which subscriptions are being ended, some at a time (end_some). The client is held meanwhile.
 cdef enum Ending:
     ENDING_NONE = 0
-    ENDING_DENIED = 1   # those that new permissions do not allow, and that get nothing any more (OutBuf.is_narrowing)
-    ENDING_ALL = 2      # it logs in anew
+    ENDING_RENEWED = 1  # none: their account imports other streams
+    ENDING_DENIED = 2   # those that new permissions do not allow, and that get nothing any more (OutBuf.is_narrowing)
+    ENDING_ALL = 3      # it logs in anew
 
 
 cdef enum:
@@ -81,6 +82,8 @@ cdef class ClientConnection(Peer):
     cdef uint32_t left_at             # leave(): the next slot of subs
     cdef Ending ending
     cdef uint32_t end_at              # end_some(): the next slot of subs
+    cdef readonly bint is_renewing             # … behind this, those that are left are renewed
+    cdef readonly uint32_t n_unheard  # … how often one heard nothing of an import: too long a subject there
     cdef Repeat *repeat
     cdef Talk *talk                   # what it says and hears, by subject; NULL: nobody asks
     cdef uint64_t touched             # siblings told of interest since they last acknowledged everything …
@@ -151,6 +154,7 @@ cdef class ClientConnection(Peer):
     # It is a member of a queue group: it ends, and lingers.
     cdef int retire(self, Sub *sub) except -1
     cdef void begin_ending(self, Ending which) noexcept
+    cdef int renew(self, Sub *sub, bytes subject, bytes queue) except -1
     cdef void finish_ending(self) noexcept
     cdef void set_filter(self) noexcept
     # The last of its former members has ended.

@@ -979,6 +979,19 @@ cdef class ClientConnection(Peer):
         if self.permissions is not None and (self.permissions.subscribe_deny is not None or self.out.is_narrowing):
             self.out.filter = <void *>self.permissions
 
+    def listen_anew(self):
+        """The stream imports of its account have changed (Sublist.streams): its subscriptions follow, some at a time.
+
+        While `is_ending`, the client is held: call end_some(). Behind the last, `n_unheard` says how often one hears
+        nothing of an import, because the exporter's subject is too long for a key.
+        """
+        if self.subs.count and not self.is_closing and self.out.moving != MOVING_OUT:
+            if self.shadows is None:
+                self.shadows = Shadows()
+            self.is_renewing = True
+            self.n_unheard = 0
+            self.begin_ending(ENDING_RENEWED)
+
     def end_subscriptions(self):
         """End all of them, members of queue groups as by UNSUB. While `is_ending`, the client is held: call end_some().
         """
@@ -992,7 +1005,7 @@ cdef class ClientConnection(Peer):
         self.holds |= HOLD_ENDING
 
     def end_some(self, uint32_t most) -> list:
-        """Look at so many subscriptions, and end those that are to end. Behind the last the client is held no more.
+        """Look at so many subscriptions, and end or renew those that are to. Behind the last the client is held no more.
 
         (subject, sid, queue or b"") of each that the permissions do not allow.
         """
@@ -1004,6 +1017,8 @@ cdef class ClientConnection(Peer):
         cdef uint32_t at
         if self.ending == ENDING_NONE:
             return ended
+        if self.ending == ENDING_RENEWED and self.sublist.streams is not None:   # some us for each
+            most = max(<uint32_t>1, most // (1 + <uint32_t>len(self.sublist.streams)))
         while self.subs.slots != NULL and self.end_at <= self.subs.mask:   # (a table that is empty has no slots)
             if not self.subs.slots[self.end_at]:
                 self.end_at += 1
@@ -1024,6 +1039,10 @@ cdef class ClientConnection(Peer):
             queue = NULL if sub.group == NULL else <uint8_t *>sub.group.name + sizeof(QueueName)
             queue_size = 0 if sub.group == NULL else sub.group.name.key.size
             size = self.sublist.subject_of(sub.node, subject, MOST_KEY_BYTES)
+            if self.ending == ENDING_RENEWED:
+                self.n_unheard += self.renew(sub, subject[:size], queue[:queue_size])
+                self.end_at += 1
+                continue
             if self.permissions.may_subscribe(subject, size, queue, queue_size):
                 self.end_at += 1
                 continue
@@ -1033,10 +1052,18 @@ cdef class ClientConnection(Peer):
         self.finish_ending()
         return ended
 
+    cdef int renew(self, Sub *sub, bytes subject, bytes queue) except -1:
+        return self.shadows.renew(self.sublist, sub, subject, queue, &self.touched)
+
     cdef void finish_ending(self) noexcept:
-        self.ending = ENDING_NONE
         self.out.is_narrowing = False
         self.set_filter()
+        if self.is_renewing and self.ending != ENDING_RENEWED:
+            self.ending = ENDING_RENEWED
+            self.end_at = self.n_unheard = 0
+            return
+        self.is_renewing = False
+        self.ending = ENDING_NONE
         self.release(HOLD_ENDING)
 
     cdef int on_members_left(self) except -1:

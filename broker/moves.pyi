@@ -8,6 +8,7 @@ from gnatswarm.broker.reroutes import Reroutes
 
 MOST_CLIENTS: int
 MOST_SUBSCRIPTIONS: int
+MOST_MEMBERS: int
 MOST_SUBSCRIPTION_BYTES: int
 MOST_OFFER_BYTES: int
 MOST_UNSENT_BYTES: int

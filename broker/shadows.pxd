@@ -9,6 +9,7 @@ from gnatswarm.broker.sublist cimport Sublist
 
 @cython.final
 cdef class Shadows:
+    cdef set exporters              # Sublists in which there are any, or were
     cdef dict cast_by               # address of a Sub → [(address of its Shadow, StreamImport)]
 
     # Makes the Shadows of a subscription in `sublist`; `told` gains the siblings that hear of it. Returns of how many

@@ -15,6 +15,7 @@ cdef class Shadows:
 
     def __cinit__(self):
         self.cast_by = {}
+        self.exporters = set()
 
     cdef int cast(self, Sublist sublist, Sub *sub, bytes subject, bytes queue, uint64_t *told) except -1:
         return self.cast_into(sublist, sub, subject, queue, False, told)
@@ -41,6 +42,7 @@ cdef class Shadows:
                 continue
             renaming = <void *>stream.renaming if stream.renaming is not None else NULL
             exporter = stream.exporter
+            self.exporters.add(exporter)
             if is_former:
                 exporter = exporter.former_members()
             shadow = exporter.insert_shadow(sub, renaming, wanted, len(wanted), queue, len(queue), told)
@@ -61,9 +63,8 @@ cdef class Shadows:
         return n_unheard
 
     cdef int forget_entries(self) except -1:
-        for cast in self.cast_by.values():
-            for _, stream in cast:
-                (<StreamImport>stream).exporter.forget_entries()
+        for exporter in self.exporters:
+            (<Sublist>exporter).forget_entries()
         return 0
 
     cdef int drop(self, Sub *sub, uint64_t *told) except -1:

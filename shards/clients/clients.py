@@ -27,7 +27,6 @@ from gnatswarm.broker.errors import (
 )
 from gnatswarm.broker.frozen import RecordRefused
 from gnatswarm.broker.options import GLOBAL_ACCOUNT, STANDARD, WEBSOCKET
-from gnatswarm.broker.renewal import listen_anew
 from gnatswarm.broker.trace import Tracer
 from gnatswarm.shards.clients.account_census import AccountCensus
 from gnatswarm.shards.clients.allowances import Allowances
@@ -717,13 +716,9 @@ class Clients:
 
     def _listen_anew(self, session: ClientSession) -> None:
         """Its account imports other streams than before."""
-        n_unheard = listen_anew(session.connection)
-        if n_unheard:
-            logger.error(
-                "%s - %d of its subscriptions hear nothing of an import: their subjects are too long in that account",
-                session,
-                n_unheard,
-            )
+        session.connection.listen_anew()
+        if session.connection.is_ending:
+            self.end_soon(session)
 
     def _reload_now(self, cid: int) -> None:
         """Its move is over: what was reloaded meanwhile holds from now on."""

@@ -529,7 +529,14 @@ class ClientSession:
     def end_some(self, most: int) -> None:
         """End what is due of its next `most` subscriptions, and tell it; behind the last, go on with its log-in."""
         names_queue = self._clients.is_like_newer
+        was_renewing = self.connection.is_renewing
         ended = self.connection.end_some(most)
+        if was_renewing and not self.connection.is_ending and self.connection.n_unheard:
+            logger.error(
+                "%s - %d of its subscriptions hear nothing of an import: their subjects are too long in that account",
+                self,
+                self.connection.n_unheard,
+            )
         if ended:
             errors = [
                 subscription_revoked(subject, sid, queue if names_queue else b"") for subject, sid, queue in ended

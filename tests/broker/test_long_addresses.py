@@ -9,7 +9,6 @@ import pytest
 from gnatswarm.broker import rules
 from gnatswarm.broker.errors import InvalidPublishSubject, InvalidSubject
 from gnatswarm.broker.limits import Limits
-from gnatswarm.broker.renewal import listen_anew
 from gnatswarm.broker.routewire import parse_route
 from gnatswarm.broker.service_imports import ServiceImports
 from tests.support.engine import NO_RESPONDERS, EngineClient
@@ -89,7 +88,10 @@ def test_after_a_reload_a_subscription_stays_without_an_import_in_which_it_is_to
         mesh = engine.probe.mesh
         assert mesh is not None
         mesh.account(b"B").streams = [rules.StreamImport(mesh.account(b"E"), b"exporter.>", b"r.>")]
-    assert listen_anew(client.connection) == 1
+    client.connection.listen_anew()
+    while client.connection.is_ending:
+        assert client.connection.end_some(1) == []
+    assert client.connection.n_unheard == 1
     swarm.mesh.settle()
     publisher.feed(b"PUB exporter.x 1\r\nx\r\n")
     client.feed(b"PUB %b 1\r\ny\r\n" % subject)

@@ -20,7 +20,6 @@ from gnatswarm.broker.errors import CloseReason
 from gnatswarm.broker.frozen import OfferedClient, RecordRefused
 from gnatswarm.broker.limits import Limits
 from gnatswarm.broker.permissions import Permissions
-from gnatswarm.broker.renewal import listen_anew
 from gnatswarm.probes.engine import ProbeSocket
 from gnatswarm.probes.pipes import Sight, client_frames, relieved, with_news
 from gnatswarm.router.supervision.supervision import Phase
@@ -864,7 +863,9 @@ class World:
             changed = self.imports[id(process.engine)].configure(self.tenants.options())
             for person in self.at(process):
                 if person.account in changed:
-                    listen_anew(person.client.connection)
+                    person.client.connection.listen_anew()
+                    while person.client.connection.is_ending:
+                        person.client.connection.end_some(2)
             process.engine.probe.finish()
         if self.servers is not None:
             self.servers.reload(self.tenants)

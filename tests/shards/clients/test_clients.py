@@ -11,7 +11,7 @@ import pytest
 
 from gnatswarm.broker.access.certificate_names import CertificateNames
 from gnatswarm.broker.limits import Limits
-from gnatswarm.broker.options import Account, Options, Permissions, Tls, User
+from gnatswarm.broker.options import Account, Export, Import, Options, Permissions, Tls, User
 from gnatswarm.shards.clients import passwords
 from gnatswarm.shards.clients.clients import BUSY_AT_ONCE
 from tests.support.one_shard import WITHIN_S, Client, OneShard
@@ -81,6 +81,54 @@ async def test_all_subscriptions_of_a_closed_client_end_however_many_there_are(h
     assert sublist.n_subs == 20_500
     client.close()
     await until(lambda: sublist.n_subs == 0)
+
+
+def importing(prefix: str, *, rights: Permissions | None = None) -> Options:
+    """`a` is of the account that exports a stream, `b` of one that imports it with this prefix."""
+    imports = (Import("A", "s.*", is_service=False, to=f"{prefix}.s.*"),)
+    accounts = (Account("A", exports=(Export("s.*", is_service=False),)), Account("B", imports=imports))
+    return Options(
+        users=(User("a", "", account="A"), User("b", "", account="B", permissions=rights)), accounts=accounts
+    )
+
+
+@pytest.mark.parametrize("rights", [None, Permissions(subscribe_deny=("no",))], ids=["streams", "rights too"])
+async def test_subscriptions_follow_other_streams_in_turns_and_others_go_between(rights: Permissions | None) -> None:
+    house = OneShard(importing("x"))
+    clients = house.shard.clients
+    turns = 0
+    end_some = clients._end_some
+
+    def one_turn() -> None:
+        nonlocal turns
+        turns += 1
+        end_some()
+
+    try:
+        many, other, publisher = [house.connect() for _ in range(3)]
+        for client, user in (many, "b"), (other, "b"), (publisher, "a"):
+            await client.wait(b"}")
+            await client.talk(b'CONNECT {"verbose":false,"user":"%s","pass":""}\r\nPING\r\n' % user.encode())
+        for first in range(0, 5000, 500):
+            subs = (b"SUB x.s.%d x%d\r\nSUB y.s.%d y%d\r\n" % (n, n, n, n) for n in range(first, first + 500))
+            await many.talk(b"".join(subs) + b"PING\r\n")
+        await many.talk(b"SUB no 2\r\nPING\r\n")
+        clients._end_some = one_turn  # type: ignore[method-assign]
+        house.shard.reload(importing("y", rights=rights))
+        session = next(one for one in clients.open.values() if one.connection.subscriptions)
+        assert session.connection.is_ending
+        served = 0
+        while session.connection.is_ending:
+            assert await other.talk(b"PING\r\n") == b"PONG\r\n"
+            served += 1
+        assert turns >= 20, "10,000 subscriptions, at most 500 of them in a turn"
+        assert served >= 3
+        await publisher.talk(b"PUB s.7 1\r\n1\r\nPUB s.4999 1\r\n2\r\nPING\r\n")
+        said = await many.talk(b"PING\r\n")
+        assert said.endswith(b"MSG y.s.7 y7 1\r\n1\r\nMSG y.s.4999 y4999 1\r\n2\r\nPONG\r\n")
+        assert (b"Permissions Violation" in said) == (rights is not None)
+    finally:
+        house.close()
 
 
 async def test_who_comes_while_clients_are_held_waits_too(house: OneShard) -> None:

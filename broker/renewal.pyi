@@ -1,3 +1,0 @@
-from gnatswarm.broker.connection import ClientConnection
-
-def listen_anew(client: ClientConnection) -> int: ...
