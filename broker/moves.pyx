@@ -16,8 +16,8 @@ from gnatswarm.broker.freezer cimport put_state, put_subscription, subscription_
 from gnatswarm.broker.interest cimport NO_MAX, SUB_MARKED, QueueName, Sub
 from gnatswarm.broker.outbuf cimport (
     CLOSE_NONE, CLOSE_ROUTE_REMOVED, CLOSE_SLOW_CONSUMER_PENDING_BYTES, MOVING_GONE, MOVING_IN, MOVING_NOT,
-    MOVING_OUT, CloseReason, OutBuf, out_append, out_call, out_condemn, out_mark_clean, out_mark_dirty, out_pending,
-    out_take)
+    MOVING_OUT, CloseReason, OutBuf, out_append, out_call, out_condemn, out_mark_clean, out_mark_dirty, out_most,
+    out_pending, out_take)
 from gnatswarm.broker.peer cimport HOLD_MOVE, HOLD_STALL, Peer
 from gnatswarm.broker.subject cimport SUBJECT_BAD, subject_kind
 from gnatswarm.broker.sublist cimport Sublist
@@ -36,8 +36,8 @@ MOST_MEMBERS = 4096
 # … and the bytes of their subjects, queue names and sids, with the shifts of queue members. An offer is written and read
 # in one piece, 5 ms for each MB in all. The rest of it is for what the host says of each client, which its CONNECT
 # bounds.
-MOST_SUBSCRIPTION_BYTES = 8 * 1024 * 1024
-MOST_OFFER_BYTES = 12 * 1024 * 1024
+MOST_SUBSCRIPTION_BYTES = 10 * 1024 * 1024
+MOST_OFFER_BYTES = 14 * 1024 * 1024
 # What takes some µs for each subscription is done for so many in one go_on(): 0.1 to 0.2 ms. A client with 50,000
 # would keep others waiting for 0.1 s otherwise, several times.
 SLICE_SUBS = 64
@@ -611,6 +611,7 @@ cdef class Arriving(Batch):
         client.out.moving = MOVING_IN
         client.out.takes_from = 0
         client.out.is_shut = True
+        client.out.has_grace = True
         client.out.takes_headers = one.takes_headers and client.offers_headers
         client.out.taken_us = self.moves.mesh.fanout.box.now_us
         return client
@@ -763,7 +764,7 @@ cdef class Arriving(Batch):
             client.end_subscription(<Sub *><size_t>address)
         if reason != CLOSE_NONE:
             out_condemn(out, reason)
-        elif max_pending and out_pending(out) > max_pending:
+        elif max_pending and out_pending(out) > out_most(out):
             out_condemn(out, CLOSE_SLOW_CONSUMER_PENDING_BYTES)
         moves.n_arrived += 1
         moves.publishers.pop(cid, None)

@@ -130,9 +130,17 @@ ctypedef struct OutBuf:
     uint8_t moving           # Moving; not 0: each of its subscriptions has a max, so that fan-out looks here
     uint8_t is_shut          # it moves, and takes none of what is published on this shard
     uint8_t is_narrowing     # some of its subscriptions may not be granted by `filter`, and are being ended
+    uint8_t has_grace        # it has moved, or moves: GRACE_BYTES more may be pending, until its limit is enough
     uint8_t has_surplus      # detached, with a subscription's max: some of it may be dropped when its record is here
 
+cdef enum:
+    # What is queued for a client while it moves, and can take nothing: as much as siblings may still send when they are
+    # told that it is behind (connection.OVERSHOOT_BYTES), and some runs of publishers that wait.
+    GRACE_BYTES = 8388608
+
 cdef Outbox *outbox_new() except NULL
+# How many bytes may be pending now; 0: no limit.
+cdef size_t out_most(const OutBuf *out) noexcept nogil
 # Releases one reference.
 cdef void outbox_release(Outbox *box) noexcept nogil
 

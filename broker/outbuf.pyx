@@ -109,6 +109,15 @@ cdef void chunk_free(Outbox *box, Chunk *chunk) noexcept nogil:
         free(chunk)
 
 
+cdef size_t out_most(const OutBuf *out) noexcept nogil:
+    cdef size_t most = out.max_pending
+    if out.has_surplus:
+        most *= SURPLUS_FACTOR
+    if out.has_grace and most < out.max_pending + <size_t>GRACE_BYTES and out.max_pending:
+        most = out.max_pending + <size_t>GRACE_BYTES
+    return most
+
+
 cdef void out_init(OutBuf *out, Outbox *box, size_t max_pending) noexcept nogil:
     memset(out, 0, sizeof(OutBuf))
     out.box = box
@@ -218,10 +227,12 @@ cdef bint out_admits(OutBuf *out, size_t n) noexcept:
         if out.close_reason != CLOSE_NONE:
             return False
     pending = out_pending(out)
-    if out.max_pending and pending + n > out.max_pending \
-            and not (out.has_surplus and pending + n <= SURPLUS_FACTOR * out.max_pending):
-        out_condemn(out, CLOSE_SLOW_CONSUMER_PENDING_BYTES)
-        return False
+    if out.max_pending and pending + n > out.max_pending:
+        if pending + n > out_most(out):
+            out_condemn(out, CLOSE_SLOW_CONSUMER_PENDING_BYTES)
+            return False
+    elif out.has_grace and out.owner != NULL:   # (not while it is detached)
+        out.has_grace = 0
     if out.stall_mark and pending > out.stall_mark:
         out.is_behind = 1
         if out.max_pending == 0 or out.box.now_us - out.taken_us < STALL_IF_TAKEN_US:
@@ -309,7 +320,7 @@ cdef bint out_append_blob(OutBuf *out, Blob *blob, const uint8_t *start, size_t 
 
 cdef bint out_keep_lent(OutBuf *out) noexcept:
     """Copies what is left of chunks that were lent, all there are. False: refused, as an append would be."""
-    cdef size_t left = out_pending(out), most = out.max_pending * (SURPLUS_FACTOR if out.has_surplus else 1)
+    cdef size_t left = out_pending(out), most = out_most(out)
     cdef Chunk *lent = out.head
     cdef Chunk *chunk
     out.head = out.tail = NULL

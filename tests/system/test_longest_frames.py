@@ -104,10 +104,10 @@ async def test_a_mapping_may_repeat_what_a_client_wrote(broker, cluster):
 
 @OURS
 async def test_who_has_too_long_subscriptions_to_be_moved_keeps_nobody_else_from_it(broker, cluster):
-    """They have 67 MB, all of those in a frame between shards. Two with 19 MB each go one after the other."""
+    """They have 67 MB, all of those in a frame between shards. Two with 9 MB each go one after the other."""
     largest, *large = crowd = [await on(cluster, 1) for _ in range(6)]
     subject = "s" * 64_000
-    for client, n in zip(crowd, (1050, 300, 300, 1, 1, 1), strict=True):
+    for client, n in zip(crowd, (1050, 140, 140, 1, 1, 1), strict=True):
         await client.send("".join(f"SUB {subject}.{sid} {sid}\r\n" for sid in range(n)), 60.0)
         await client.flush(60.0)
     publisher = await on(cluster, 0)
