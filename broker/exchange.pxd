@@ -32,6 +32,7 @@ cdef enum:
     MOST_TOLD_PATTERN_BYTES = 1024   # of one of these
     MOST_TOLD_ANSWERS = 1024   # reply subjects that a leaf node is told of: it can answer no more requests at a time
     MOST_TOLD_BYTES = 1048576  # of these together
+    CID_BITS = 48              # of Publish.publisher; above, of another server's client: its slot, and which join()
     END_SLOT = 63        # … and this one is the number of the shard itself: its bit is for set_own_interest()
 
 
@@ -92,6 +93,7 @@ cdef class Exchange(Onward):
     cdef uint64_t onward                 # the slots to which a request goes on in another account
     cdef uint64_t takes_origin           # members of the cluster that are told where a message comes from
     cdef uint64_t takes_only_queues      # servers that know QMSG
+    cdef uint8_t joins[MOST_SHARDS]      # of each slot: how often a server has joined, modulo 256
     cdef list short_ids                  # of each slot: the first letters of the server's id; b"": none
     cdef bytes own_short_id
     cdef readonly bytes system_account   # b"": none; see tell_queue()
@@ -145,6 +147,9 @@ cdef class Exchange(Onward):
     # The servers of a mask as QMSG has them, and this broker `with_own`; and the mask of those that a QMSG has.
     cdef bytes names_of(self, uint64_t slots, bint with_own)
     cdef uint64_t slots_of(self, Token names) noexcept
+    # Who has published it and wants no echo (Publish.publisher), as one of those names; b"": nobody, or nobody knows.
+    cdef bytes publisher_name(self, uint64_t publisher)
+    cdef uint64_t publisher_in(self, Token names) except? 0xFFFFFFFFFFFFFFFF
     cdef uint32_t send_named(self, OutBuf *out, const uint8_t *prefix, size_t prefix_size, Publish *publish,
                              const Token *queues, int n_queues, bint with_header) noexcept
     cdef uint32_t send_rewritten(self, OutBuf *out, const char *verb, bytes first, const uint8_t *place,

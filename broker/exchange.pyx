@@ -31,6 +31,11 @@ from gnatswarm.broker.rules import intersection
 EVERY_REPLY = b"_R_.>"
 # In the place of a server's short id.
 NO_SERVER = b"-"
+# In the place of those where it was: plain subscriptions are to have it, too.
+TO_PLAIN = b"+"
+# The bit of Publish.publisher that says that it is another server's client: no shard has one of this number.
+cdef uint64_t FOREIGN = <uint64_t>1 << 63
+cdef uint64_t MOST_CID = (<uint64_t>1 << CID_BITS) - 1
 
 cdef enum:
     TO_SIBLINGS = 1 << PEER_SIBLING
@@ -372,6 +377,27 @@ cdef class Exchange(Onward):
                     found |= <uint64_t>1 << slot
         return found
 
+    cdef bytes publisher_name(self, uint64_t publisher):
+        cdef int slot = (publisher >> (CID_BITS + 8)) & 63
+        server = self.own_short_id
+        if publisher & FOREIGN:
+            server = self.short_ids[slot] if self.joins[slot] == (publisher >> CID_BITS) & 255 else b""
+        return b"" if publisher == 0 or server in (b"", NO_SERVER) else b",~%b~%d" % (server, publisher & MOST_CID)
+
+    cdef uint64_t publisher_in(self, Token names) except? 0xFFFFFFFFFFFFFFFF:
+        cdef uint64_t slot, number
+        for name in names.at[:min(names.size, <size_t>MOST_BEEN_BYTES)].split(b","):
+            mark, *words = name.split(b"~")
+            if mark or len(words) != 2 or not words[1].isdigit() or len(words[1]) > 14:
+                continue
+            number = int(words[1])
+            if words[0] == self.own_short_id:
+                return number
+            for slot in range(FIRST_SLOT, END_SLOT):
+                if words[0] and words[0] == self.short_ids[slot]:
+                    return FOREIGN | slot << (CID_BITS + 8) | <uint64_t>self.joins[slot] << CID_BITS | number
+        return 0
+
     cdef bint has_members(self, Entry *entry, Token queue, uint64_t slots) noexcept:
         cdef Choice *choice = choice_named(entry, queue)
         cdef uint32_t w
@@ -482,8 +508,13 @@ cdef class Exchange(Onward):
                         outcome.deliveries += publish.count
                     publish.count = run
                 elif q:
-                    self.fanout.send_queued(self.fanout.links[slot], entry, mine, q, publish, not plainly, 0, 0,
-                                            self.been)
+                    if unlikely(publish.publisher != 0) and plainly:   # (an RMSG does not say who that is)
+                        if (entry.remote >> slot) & 1:
+                            self.fanout.send_plain_link(self.fanout.links[slot], entry, publish)
+                        self.fanout.send_queued(self.fanout.links[slot], entry, mine, q, publish, True, 0, 0, CAME_IN)
+                    else:
+                        self.fanout.send_queued(self.fanout.links[slot], entry, mine, q, publish, not plainly, 0, 0,
+                                                self.been)
                     outcome.touched |= bit
                     self.is_link_behind |= self.fanout.box.stalling == self.fanout.links[slot]
                 else:
@@ -577,6 +608,9 @@ cdef class Exchange(Onward):
             prefix_size = entry.subject_size + 5
         if unlikely(((self.answering & self.checked) >> slot) & 1) and publish.reply.size:
             self.expect_answer(slot, publish.reply.at, publish.reply.size)
+        if unlikely(publish.publisher != 0) and n_queues and (self.takes_only_queues >> slot) & 1 \
+                and (been is not None or len(self.origin) == 0):   # (else: LMSG says of whom it is)
+            been = (TO_PLAIN if been is None else been) + self.publisher_name(publish.publisher)
         if unlikely(been is not None and (self.takes_only_queues >> slot) & 1):
             sent = self.send_rewritten(out, b'QMSG ', been, prefix + 5, prefix_size - 5, publish, queues, n_queues)
         elif unlikely(len(self.origin) != 0) and (self.takes_origin >> slot) & 1 \
@@ -1134,6 +1168,7 @@ cdef class Exchange(Onward):
             if self.outside & bit:
                 continue
             self.outside |= bit
+            self.joins[slot] += 1
             self.of_kind[<int>PEER_SIBLING] &= ~bit
             self.of_kind[<int>kind] |= bit
             self.kinds[slot] = kind

@@ -18,6 +18,8 @@ cdef enum:
     # the read buffer (routewire.MOST_ROUTE_LINE_BYTES). What a client writes is shorter by far, but mappings and
     # imports may make any length of it.
     MOST_ADDRESS_BYTES = 196608
+    # In the place where a QMSG to the gateway has where it was (Orphan.been): nowhere, and plain interest gets it, too.
+    PLAINLY = 8
     HERE = -1                 # what choose_member() returns instead of a shard
     NOWHERE = -2
 

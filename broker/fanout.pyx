@@ -567,7 +567,7 @@ cdef class Fanout:
                                int n_remote, bint only_queues) noexcept:
         """One frame to each sibling among `shards`, naming its groups; the mask of those. An RMSG serves
         the plain subscriptions there too, a QMSG (nobody visited yet) only the groups; a message that its publisher may
-        not have goes as QMSG, which says so, but to other servers."""
+        not have goes as QMSG, which says so; to other servers one frame serves both."""
         cdef Token queues[MOST_QUEUES]
         cdef uint64_t done = 0, bit
         cdef int i, j, n_queues
@@ -581,8 +581,8 @@ cdef class Fanout:
                 if shards[j] == shards[i]:
                     queues[n_queues] = names[j]
                     n_queues += 1
-            self.send_queued(self.links[shards[i]], entry, queues, n_queues, publish,
-                             only_queues or (is_kept and shards[i] != GATEWAY_NUMBER), 0, 0, 0)
+            self.send_queued(self.links[shards[i]], entry, queues, n_queues, publish, only_queues or is_kept, 0, 0,
+                             PLAINLY if is_kept and not only_queues and shards[i] == GATEWAY_NUMBER else 0)
             done |= bit
         return done
 

@@ -47,7 +47,7 @@ cdef class SiblingLink(OriginLink):
     cdef uint64_t been(self) noexcept
     cdef uint32_t queue_run(self, const uint8_t *line, Publish *run) except *
     cdef Py_ssize_t traced_message(self, const uint8_t *data, size_t size, RouteOp *op, Blob *whole) except -1
-    cdef uint64_t deliver(self, Sublist sublist, Entry *entry, Publish *message, RouteOp *op, Token shown,
+    cdef uint64_t deliver(self, Sublist sublist, Entry *entry, Publish *message, RouteOp *op, bint plainly, Token shown,
                           Outcome *outcome) except? 0xFFFFFFFFFFFFFFFF
     cdef int interest(self, const uint8_t *data, const uint8_t *end, RouteOp *op, bint wanted) except -1
     cdef bint is_for_us(self, Token subject) except -1

@@ -28,7 +28,7 @@ from gnatswarm.broker.subject cimport SUBJECT_BAD, subject_kind
 from gnatswarm.broker.sublist cimport MOST_MATCHING, PREFIX_BYTES, match_steps
 from gnatswarm.broker.table cimport MOST_KEY_BYTES
 from gnatswarm.broker.fanout cimport (
-    ORIGIN_SIBLING, ORIGIN_SIBLING_ACCOUNT, Outcome, Publish, no_outcome)
+    ORIGIN_SIBLING, ORIGIN_SIBLING_ACCOUNT, PLAINLY, Outcome, Publish, no_outcome)
 from gnatswarm.broker.entry cimport extras_of, renamed_entry
 from gnatswarm.broker.traced cimport give_traced_here, is_under_trace, untraced
 from gnatswarm.broker.word cimport hash_bytes, likely, unlikely
@@ -270,22 +270,19 @@ cdef class SiblingLink(OriginLink):
                 return size
         return size if self.is_closing else total
 
-    cdef uint64_t deliver(self, Sublist sublist, Entry *entry, Publish *message, RouteOp *op, Token shown,
+    cdef uint64_t deliver(self, Sublist sublist, Entry *entry, Publish *message, RouteOp *op, bint plainly, Token shown,
                           Outcome *outcome) except? 0xFFFFFFFFFFFFFFFF:
         """To the subscriptions here; they see it on the subject `shown`, where that is not empty."""
         cdef Entry *renamed
         cdef uint64_t orphans
         if unlikely(self.fanout.trace is not None):
-            return give_traced_here(self.fanout, sublist, entry, message, op.kind == ROUTE_MSG, op.queues, op.n_queues,
-                                    outcome)
+            return give_traced_here(self.fanout, sublist, entry, message, plainly, op.queues, op.n_queues, outcome)
         if likely(shown.size == 0):
-            return self.fanout.deliver_here(sublist, entry, message, op.kind == ROUTE_MSG, op.queues, op.n_queues,
-                                            outcome)
+            return self.fanout.deliver_here(sublist, entry, message, plainly, op.queues, op.n_queues, outcome)
         renamed = renamed_entry(entry, shown.at, shown.size)
         if renamed == NULL:
             return 0
-        orphans = self.fanout.deliver_here(sublist, renamed, message, op.kind == ROUTE_MSG, op.queues, op.n_queues,
-                                           outcome)
+        orphans = self.fanout.deliver_here(sublist, renamed, message, plainly, op.queues, op.n_queues, outcome)
         entry.counts.link_in += renamed.counts.link_in
         entry.counts.deliveries += renamed.counts.deliveries
         entry.counts.out_bytes += renamed.counts.out_bytes
@@ -299,7 +296,7 @@ cdef class SiblingLink(OriginLink):
         cdef Entry *entry
         cdef uint64_t orphans
         cdef Outcome outcome
-        cdef bint is_reply
+        cdef bint is_reply, plainly = op.kind == ROUTE_MSG
         cdef int queue, n_nobody = 0
         cdef Fate fate = FATE_NOBODY
         cdef Token shown = Token(NULL, 0)
@@ -341,7 +338,10 @@ cdef class SiblingLink(OriginLink):
         if entry == NULL:
             self.broken("no memory for a match")
             return size
-        is_reply = unlikely(entry.crosses) and op.kind == ROUTE_MSG and extras_of(entry).is_reply
+        if unlikely(not plainly):
+            plainly = (op.been & PLAINLY) != 0
+            op.been &= ~<uint64_t>PLAINLY
+        is_reply = unlikely(entry.crosses) and plainly and extras_of(entry).is_reply
         if op.tail != NULL and op.kind == ROUTE_MSG and op.n_queues <= 1 \
                 and whole == NULL and not is_reply and not op.is_across:
             repeat_remember(&self.repeat, sublist, entry, data, op.line_size, &message)
@@ -363,7 +363,7 @@ cdef class SiblingLink(OriginLink):
             op.been = self.been()
         elif self.fanout.onward is not None:
             self.fanout.onward.been = op.been
-        orphans = self.deliver(sublist, entry, &message, op, shown, &outcome)
+        orphans = self.deliver(sublist, entry, &message, op, plainly, shown, &outcome)
         if unlikely(outcome.stalls or entry.slow_told_us != 0):
             self.look_if_slow(sublist, entry, outcome.stalls)
         if unlikely(op.id != 0):   # one queue, and its sender waits for QACK or QNAK

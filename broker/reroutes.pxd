@@ -46,6 +46,7 @@ cdef enum:
     CAME_IN = 1        # it came from another server
     REFUSED = 2        # there are members in this broker, which may not have it: it goes to no server for a second time
     LINGERING = 4      # the gateway knows of no member here, but that one who has left lingers on that shard
+    # (8 is fanout.PLAINLY)
 
 
 # A pending message.

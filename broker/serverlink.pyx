@@ -434,7 +434,10 @@ cdef class ServerLink(Peer):
         cdef Outcome outcome
         cdef Token answerers
         cdef bint is_reply, is_random, is_mapped = False
+        cdef bint says_been = op.only_queues
         cdef bint names_groups = op.n_queues > 0
+        if unlikely(says_been) and op.been.size and op.been.at[0] == c'+':   # for plain interest, too
+            op.only_queues = False
         if op.size > self.max_payload_bytes:
             self.session.on_refused("Payload", op.subject.at[:min(op.subject.size, 200)])
             self.close(CLOSE_MAXIMUM_PAYLOAD_EXCEEDED)
@@ -479,6 +482,8 @@ cdef class ServerLink(Peer):
         if not self.make_message(data, total, op, whole, &message):
             self.broken("no memory for a message")
             return size
+        if unlikely(says_been):
+            message.publisher = self.exchange.publisher_in(op.been)
         entry = sublist.find(op.subject.at, op.subject.size,
                              hash_bytes(op.subject.at, op.subject.size, sublist.seed))
         if entry == NULL:

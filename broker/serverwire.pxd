@@ -10,7 +10,8 @@
 #
 # QMSG is ours: to members of its queue groups alone, and sent on because these had none where it was before: `been`
 # are those servers, by the first letters of their ids, with commas. It goes to servers that say `only_queues`; for
-# others, a frame that names groups is for plain subscriptions, too.
+# others, a frame that names groups is for plain subscriptions, too. Such is also one that begins with the name "+", and
+# was nowhere. "~<id>~<number>" among the names is who has published it and wants no echo: a server and its client.
 #
 # Verbs in any case, blanks and line ends as in the client protocol. Unlike a sibling's (broker.routewire), these frames
 # come from other programs.

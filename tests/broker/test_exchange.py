@@ -17,7 +17,7 @@ from gnatswarm.broker.serverwire import parse_server
 from gnatswarm.broker.service_imports import ServiceImports
 from gnatswarm.shards.boundary.control import GATEWAY_NUMBER
 from tests.support import patterns
-from tests.support.engine import QUIET
+from tests.support.engine import NO_ECHO, QUIET, EngineClient
 from tests.support.members import Members, RouteEnd
 from tests.support.mesh import Mesh
 
@@ -1144,3 +1144,76 @@ def test_what_a_member_told_of_an_account_before_a_shard_knew_it_comes_before_wh
     ]
     end.link.leave()
     cluster.close()
+
+
+def echoless(cluster: Members, member: int) -> EngineClient:
+    """A client of the first shard of a member, which wants no echo."""
+    mesh = cluster.members[member].mesh
+    client = mesh.engines[0].client(NO_ECHO)
+    mesh.clients.append(client)
+    return client
+
+
+@pytest.mark.parametrize("kind", ["route", "leaf", "hub"])
+def test_a_server_that_knows_it_is_told_who_wants_no_echo_of_what_is_for_groups(kind: Literal["route", "leaf", "hub"]):
+    """In the one frame that serves plain interest, too; and what it sends on does not come back to that client."""
+    cluster = Members(1, fenced=False)
+    publisher = echoless(cluster, 0)
+    word, account = (b"R", b"$G ") if kind == "route" else (b"L", b"")
+    end = server(
+        cluster, kind, b"%bS+ %ba q 1" % (word, account), b"%bS+ %ba" % (word, account), server_id="NOTHERABCDEF"
+    )
+    publisher.feed(b"SUB a q 1\r\nSUB a other 2\r\n")
+    cluster.settle()
+    begin = len(end.socket.sent)
+    publisher.feed(b"PUB a 1\r\nx\r\nPUB a r 1\r\ny\r\n")
+    cluster.settle()
+    whose = b"~NMEMBER00000~%d" % publisher.connection.cid
+    assert bytes(end.socket.sent[begin:]) == b"".join(
+        b"QMSG +,%b %ba %b q 0 1\r\n%b\r\n" % (whose, account, reply, payload)
+        for reply, payload in ((b"|", b"x"), (b"+ r", b"y"))
+    )
+    end.engine.probe.feed(end.socket, b"QMSG NOTHERABCDEF,%b %ba | q 0 1\r\nx\r\n" % (whose, account))
+    cluster.settle()
+    assert publisher.messages() == []
+    end.engine.probe.feed(end.socket, b"QMSG NOTHERABCDEF,~NOTHERABCDEF~1 %ba | q 0 1\r\nz\r\n" % account)
+    cluster.settle()
+    assert publisher.messages() == [(b"1", b"z")]
+    end.link.leave()
+
+
+@pytest.mark.parametrize("far", [1, 2])
+def test_what_members_send_on_does_not_come_back_to_who_wants_no_echo(far: int):
+    """It went to a member that has just gone there, and from there on, perhaps by another member."""
+    cluster = Members(3, fenced=False)
+    publisher, hears = echoless(cluster, 0), cluster.members[far].clients[1]
+    publisher.feed(b"SUB a q 1\r\n")
+    hears.feed(b"SUB a 2\r\n")
+    chosen = cluster.members[1].clients[0]
+    chosen.feed(b"SUB a q 1\r\n")
+    if far == 2:
+        cluster.members[2].clients[0].feed(b"SUB a q 1\r\n")
+    cluster.settle()
+    for number in range(20):
+        publisher.feed(b"PUB a 2\r\n%02d\r\n" % number)
+    chosen.close()
+    if far == 2:
+        cluster.members[2].clients[0].close()
+    cluster.settle()
+    assert publisher.messages() == []
+    assert [payload for _, payload in hears.messages()] == [b"%02d" % number for number in range(20)]
+    cluster.close()
+
+
+@pytest.mark.parametrize(
+    "words", [b"+,~", b"~~", b"+,~NMEMBER00000~", b"~NMEMBER00000~99999999999999999999", b"~a~1~2", b"+,~~1"]
+)
+def test_a_name_that_says_nothing_of_who_wants_no_echo_is_left_out(words: bytes):
+    cluster = Members(1, fenced=False)
+    client = cluster.members[0].clients[0]
+    client.feed(b"SUB a q 1\r\n")
+    end = server(cluster, "route", server_id="NOTHERABCDEF")
+    end.engine.probe.feed(end.socket, b"QMSG %b $G a | q 0 1\r\nx\r\n" % words)
+    cluster.settle()
+    assert client.messages() == [(b"1", b"x")]
+    end.link.leave()

@@ -135,7 +135,7 @@ SERVER_FEATURES = "servers", "fenced", "rests"
 # Runs are sent from where they were read, of messages of any size: drawn apart, of all worlds.
 DIRECT = "direct"
 SHARE_DIRECT = 0.3
-# Some clients want none of what they publish: drawn apart, of worlds without other servers.
+# Some clients want none of what they publish: drawn apart, of all worlds.
 NO_ECHO = "echoless"
 SHARE_NO_ECHO = 0.3
 # The gateway is replaced in order, or members elsewhere leave with messages on their way: drawn apart, of worlds with
@@ -277,7 +277,7 @@ def drawn(seed: int) -> Schedule:
     if random.Random(f"direct {seed}").random() < SHARE_DIRECT:
         features = (*features, DIRECT)
     schedule = with_later_features(seed, Schedule(shards, world, is_narrow, steps, features))
-    if not schedule.has("servers") and random.Random(f"echoless {seed}").random() < SHARE_NO_ECHO:
+    if random.Random(f"echoless {seed}").random() < SHARE_NO_ECHO:
         schedule = replace(schedule, features=(*schedule.features, NO_ECHO))
     return schedule
 

@@ -431,9 +431,11 @@ class Server:
             verb = words[0]
             first = 2 if self.kind == "route" else 1
             origin = ""
-            been = ""
-            if verb == b"QMSG":  # in front there is where it was
-                been = words[1].decode()
+            been = whose = ""
+            if verb == b"QMSG":  # in front there is where it was, and who has published it and wants no echo
+                names = words[1].decode().split(",")
+                whose = next((name for name in names if name.startswith("~")), "")
+                been = "" if names[0] == "+" else ",".join(name for name in names if name != whose)
                 first += 1
             if self.kind == "route" and verb.startswith(b"L"):  # "<origin> <account>" in the place of the account
                 assert self.says == LNOCU or (verb == b"LMSG" and self.says == LNOC), words
@@ -443,7 +445,7 @@ class Server:
                 # (behind the words of some there is a header's size, too)
                 end = -2 if origin or verb in (b"QMSG", b"HMSG") else -1
                 header_size = int(words[-2]) if end == -2 else 0
-                self.on_message(self.account_in(words, first), words[first:end], body, header_size, origin, been)
+                self.on_message(self.account_in(words, first), words[first:end], body, header_size, origin, been, whose)
             elif verb == b"PING":
                 assert self.door is not None
                 self.door.out += b"PONG\r\n"
@@ -520,7 +522,7 @@ class Server:
                 self.servers.seen["PONG to another server"] += 1
 
     def on_message(
-        self, account: str, words: list[bytes], body: bytes, header_size: int, origin: str, been: str
+        self, account: str, words: list[bytes], body: bytes, header_size: int, origin: str, been: str, whose: str
     ) -> None:
         """From our broker; `origin`: of a leaf node of this cluster; `been`: for groups alone, and where it was."""
         subject, queues, reply = words[0].decode(), [], ""
@@ -535,10 +537,13 @@ class Server:
             assert been.split(",")[0] in (OWN_ID, "-"), been
             self.servers.seen["queue message sent on, for its groups alone"] += 1
         message = self.servers.messages[number]
+        is_answer = message.subject.startswith("_R_")  # (what it is for its asker comes under another subject)
+        if queues and message.client in self.servers.history.echoless and self.takes_only_queues and not is_answer:
+            # (what was detached does not say so)
+            assert whose or self.servers.history.moved, f"{message}: who wants no echo is not named"
         if subject.startswith(f"_R_.M{self.number}."):
             self.on_answer(message, int(subject.split(".")[2]))
             return
-        is_answer = message.subject.startswith("_R_")  # (what it is for its asker comes under another subject)
         assert is_answer or self.servers.is_of(message, account, subject, self), (
             f"{message} came as {account} {subject}"
         )
@@ -583,7 +588,7 @@ class Server:
             if members:
                 self.servers.got(members[self.frames % len(members)], number)
             elif self.kind == "route" and self.takes_only_queues:
-                self.send_on(message, account, subject, queue, body, header_size, been)
+                self.send_on(message, account, subject, queue, body, header_size, f"{been},{whose}".strip(","))
         if reply:
             self.to_answer.append((reply, number))
 
