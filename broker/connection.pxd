@@ -75,6 +75,7 @@ cdef class ClientConnection(Peer):
     cdef uint64_t limited_until_us    # until when it waits, or waited last
     cdef readonly uint64_t publish_waits   # how often
     cdef uint32_t n_slow              # operations of what is being read for which Python was asked, of 4 µs each
+    cdef uint32_t n_delivered         # deliveries of what is being read, of messages that had more than a few
     cdef uint64_t most_steps          # … and its turn is over when match_steps is past this
     cdef object session               # Python: who this is (ClientSession of connection.pyi); None: the broker itself
     cdef Table subs                   # by sid

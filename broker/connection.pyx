@@ -20,7 +20,7 @@ from gnatswarm.broker.parser cimport (
 from gnatswarm.broker.allowance cimport Allowance
 from gnatswarm.broker.peer cimport HOLD_ENDING, HOLD_FENCE, HOLD_LOGIN, HOLD_RATE, HOLD_STALL
 from gnatswarm.broker.permissions cimport Permissions
-from gnatswarm.broker.repeat cimport Repeat, repeat_remember, repeat_run
+from gnatswarm.broker.repeat cimport MOST_DELIVERED, Repeat, repeat_remember, repeat_run
 from gnatswarm.broker.subject cimport SUBJECT_BAD, is_publishable, subject_kind
 from gnatswarm.broker.interest cimport NODE_LITERAL, SUB_FORMER, QueueName, node_key, take_marked
 from gnatswarm.broker.tally cimport FOLDED_AS, FOLDED_SIZE, folded_as
@@ -46,6 +46,8 @@ cdef enum:
     OVERSHOOT_BYTES = 6815744
     # So many operations of one client for which Python is asked, of some 4 µs each, are carried out in a turn.
     MOST_SLOW = 200
+    # Deliveries that are not counted in a turn, of a message or a run.
+    FEW_DELIVERIES = 8
     # See merge_freed(): more than the small blocks of any malloc.
     MERGING_BYTES = 4096
 
@@ -109,6 +111,10 @@ cdef class Fence:
 cdef inline void note_outcome(ClientConnection self, const Entry *entry, Publish *message, Outcome outcome) noexcept:
     """Note what the PONG waits for, and whether a slow subscriber holds the client; tell it of no responders."""
     self.published |= outcome.touched
+    if outcome.deliveries > FEW_DELIVERIES:
+        self.n_delivered += outcome.deliveries
+        if unlikely(self.n_delivered > MOST_DELIVERED):
+            self.n_slow = MOST_SLOW
     if unlikely(outcome.stalls or entry.slow_until_us > self.out.box.now_us):
         self.holds |= HOLD_STALL
     if unlikely(outcome.deliveries == 0) and message.reply.size and self.wants_no_responders:
@@ -274,7 +280,7 @@ cdef class ClientConnection(Peer):
         cdef Py_ssize_t done
         self.active_us = self.out.box.now_us
         self.has_spoken = True
-        self.n_slow = 0
+        self.n_slow = self.n_delivered = 0
         self.most_steps = match_steps + MOST_MATCHING
         if unlikely(self.allowance is not None):
             return self.consume_limited(data, size, whole)
@@ -288,8 +294,8 @@ cdef class ClientConnection(Peer):
                 if done == 0:
                     break
                 p += done
-                if unlikely(self.n_slow >= MOST_SLOW):
-                    self.give_way()
+            if unlikely(self.n_slow >= MOST_SLOW):
+                self.give_way()
             if unlikely(self.holds or self.is_closing):
                 break
         return p - data
@@ -322,8 +328,8 @@ cdef class ClientConnection(Peer):
                 if done == 0:
                     break
                 p += done
-                if self.n_slow >= MOST_SLOW:
-                    self.give_way()
+            if self.n_slow >= MOST_SLOW:
+                self.give_way()
             if self.in_msgs != msgs:
                 allowance.charge(self.in_msgs - msgs, self.in_bytes - payload_bytes, self.out.box.now_us)
             if self.holds or self.is_closing:
@@ -366,7 +372,8 @@ cdef class ClientConnection(Peer):
         return self.holds != 0
 
     cdef int give_way(self) except -1:
-        self.n_slow = 0
+        self.n_slow = self.n_delivered = 0
+        self.most_steps = match_steps + MOST_MATCHING
         if self.session is not None and not self.is_closing and not self.holds & HOLD_RATE:
             self.holds |= HOLD_RATE
             self.session.on_turn_over()

@@ -110,6 +110,7 @@ cdef inline void measure(Draft *draft) noexcept:
                 group.name.choice = draft.n_choices
                 draft.n_choices += 1
             draft.n_weights += group.n_remote
+            draft.n_looked_at += 1
             group.n_admitted = measure_subs(draft, group.members)
             draft.n_local += group.n_admitted
             group = group.next

@@ -47,6 +47,8 @@ cdef enum SubKind:     # Sub.key.kind
 
 cdef enum:
     SUB_MARKED = 1         # Sub.key.flags
+    FEW_GROUPS = 16        # of a node, which are looked through
+    NODE_WIDE = 1          # Node.key.flags: it has, or had, more; they are in Interest.wide
 
 # A subscription of another account's client, to what this account exports to it. Without a sid of its own.
 ctypedef struct Shadow:
@@ -74,11 +76,13 @@ ctypedef struct QueueName:
     uint64_t match       # … and which match that was
 
 ctypedef struct QueueGroup:
-    QueueGroup *next
-    QueueGroup *next_of_all   # every group of the account, in a ring with Interest.groups in it
-    QueueGroup *previous_of_all
+    Keyed key            # in Interest.wide, by `node` and `name`, which follow; flags 1: it is there
     Node *node
     QueueName *name
+    QueueGroup *next
+    QueueGroup *previous
+    QueueGroup *next_of_all   # every group of the account, in a ring with Interest.groups in it
+    QueueGroup *previous_of_all
     Sub *members
     uint32_t n_members
     uint32_t n_admitted  # scratch of the match being built: of those
@@ -120,6 +124,7 @@ cdef class Interest:
     cdef Spread literals
     cdef Pattern *root
     cdef Table queue_names
+    cdef Table wide                  # groups of nodes with many
     cdef uint64_t seed
     cdef bint marks_subs             # subscriptions made from here on are SUB_MARKED
     # statistics of queue groups
@@ -159,6 +164,10 @@ cdef class Interest:
     cdef Node *node_at(self, const uint8_t *subject, size_t size) noexcept
     cdef void node_prune(self, Node *node) noexcept
     cdef QueueGroup *group_for(self, Node *node, const uint8_t *queue, size_t size) noexcept
+    # The node's group of that name; NULL: there is none.
+    cdef QueueGroup *group_named(self, const Node *node, const uint8_t *queue, size_t size) noexcept
+    cdef QueueGroup *find_group(self, const Node *node, const QueueName *name) noexcept
+    cdef bint put_in_wide(self, QueueGroup *group) noexcept
     cdef void group_prune(self, Node *node, QueueGroup *group) noexcept
     cdef void book_leaver(self, Sub *sub) noexcept
     cdef uint64_t tell(self, Node *node, QueueGroup *group, InterestSink sink) noexcept

@@ -7,7 +7,7 @@ a subject begins, changes or ends.
 """
 
 from libc.stdlib cimport calloc, free, malloc, realloc
-from libc.string cimport memchr, memcmp, memcpy, memset
+from libc.string cimport memchr, memcpy, memset
 
 from gnatswarm.broker.outbuf cimport MOVING_IN, MOVING_OUT
 from gnatswarm.broker.subject cimport SUBJECT_WILDCARD, subject_kind
@@ -17,6 +17,22 @@ from gnatswarm.broker.table cimport (
 from gnatswarm.broker.word cimport SLACK, hash_bytes
 
 import os
+
+
+cdef enum:
+    GROUP_KEY_BYTES = 16   # two pointers
+
+
+cdef struct GroupKey:
+    const Node *node
+    const QueueName *name
+    uint8_t slack[SLACK]   # hashing reads past the end
+
+
+cdef inline void set_key(GroupKey *key, const Node *node, const QueueName *name) noexcept nogil:
+    memset(key, 0, sizeof(GroupKey))
+    key.node = node
+    key.name = name
 
 
 cdef class InterestSink:
@@ -75,6 +91,7 @@ cdef class Interest:
         self.seed = int.from_bytes(os.urandom(8), "little")
         spread_init(&self.literals, sizeof(Node))
         table_init(&self.queue_names, sizeof(QueueName))
+        table_init(&self.wide, sizeof(Keyed))
         self.groups.next_of_all = self.groups.previous_of_all = self.harvested = &self.groups
         self.gone_members = []
         self.root = <Pattern *>calloc(1, sizeof(Pattern))
@@ -98,6 +115,7 @@ cdef class Interest:
             for j in range(self.queue_names.mask + 1):
                 free(slot_item(self.queue_names.slots[j]))
         table_free(&self.queue_names)
+        table_free(&self.wide)
 
     cdef void free_pattern(self, Pattern *at) noexcept:
         cdef uint32_t i
@@ -237,15 +255,43 @@ cdef class Interest:
 
     # ---- queue groups
 
-    cdef QueueGroup *group_for(self, Node *node, const uint8_t *queue, size_t size) noexcept:
-        """The node's group of that name, made where it is missing. NULL: no memory."""
-        cdef QueueGroup *group = node.groups
+    cdef QueueGroup *find_group(self, const Node *node, const QueueName *name) noexcept:
+        cdef QueueGroup *group
+        cdef GroupKey key
+        if node.key.flags & NODE_WIDE:
+            set_key(&key, node, name)
+            return <QueueGroup *>table_find(&self.wide, <const uint8_t *>&key, GROUP_KEY_BYTES,
+                                            <uint32_t>hash_bytes(<const uint8_t *>&key, GROUP_KEY_BYTES, self.seed))
+        group = node.groups
+        while group != NULL and group.name != name:
+            group = group.next
+        return group
+
+    cdef QueueGroup *group_named(self, const Node *node, const uint8_t *queue, size_t size) noexcept:
         cdef uint32_t hash = <uint32_t>hash_bytes(queue, size, self.seed)
         cdef QueueName *name = <QueueName *>table_find(&self.queue_names, queue, size, hash)
-        while group != NULL:
-            if group.name == name and name != NULL:
+        return NULL if name == NULL else self.find_group(node, name)
+
+    cdef bint put_in_wide(self, QueueGroup *group) noexcept:
+        """False: no memory."""
+        cdef GroupKey key
+        set_key(&key, group.node, group.name)
+        group.key.size = GROUP_KEY_BYTES
+        group.key.hash = <uint32_t>hash_bytes(<const uint8_t *>&key, GROUP_KEY_BYTES, self.seed)
+        group.key.flags = table_insert(&self.wide, &group.key)
+        return group.key.flags
+
+    cdef QueueGroup *group_for(self, Node *node, const uint8_t *queue, size_t size) noexcept:
+        """The node's group of that name, made where it is missing. NULL: no memory."""
+        cdef QueueGroup *group
+        cdef QueueGroup *other
+        cdef uint32_t hash = <uint32_t>hash_bytes(queue, size, self.seed)
+        cdef QueueName *name = <QueueName *>table_find(&self.queue_names, queue, size, hash)
+        cdef int n = 0
+        if name != NULL:
+            group = self.find_group(node, name)
+            if group != NULL:
                 return group
-            group = group.next
         group = <QueueGroup *>calloc(1, sizeof(QueueGroup))
         if group == NULL:
             return NULL
@@ -262,11 +308,30 @@ cdef class Interest:
                 free(name)
                 free(group)
                 return NULL
-        name.refs += 1
         group.name = name
         group.node = node
+        if node.key.flags & NODE_WIDE and not self.put_in_wide(group):
+            if name.refs == 0:
+                table_remove(&self.queue_names, &name.key)
+                free(name)
+            free(group)
+            return NULL
+        name.refs += 1
         group.next = node.groups
+        if group.next != NULL:
+            group.next.previous = group
         node.groups = group
+        if not node.key.flags & NODE_WIDE:
+            other = group
+            while other != NULL and n <= FEW_GROUPS:
+                other = other.next
+                n += 1
+            if n > FEW_GROUPS:
+                other = group
+                while other != NULL and (other.key.flags or self.put_in_wide(other)):
+                    other = other.next
+                if other == NULL:   # (else the next one tries again)
+                    node.key.flags |= NODE_WIDE
         group.next_of_all = self.groups.next_of_all
         group.previous_of_all = &self.groups
         group.next_of_all.previous_of_all = group
@@ -275,12 +340,16 @@ cdef class Interest:
 
     cdef void group_prune(self, Node *node, QueueGroup *group) noexcept:
         """Frees a group without members anywhere."""
-        cdef QueueGroup **link = &node.groups
         if group.members != NULL or group.n_remote:
             return
-        while link[0] != group:
-            link = &link[0].next
-        link[0] = group.next
+        if group.previous != NULL:
+            group.previous.next = group.next
+        else:
+            node.groups = group.next
+        if group.next != NULL:
+            group.next.previous = group.previous
+        if group.key.flags:
+            table_remove(&self.wide, &group.key)
         if self.harvested == group:
             self.harvested = group.previous_of_all
         group.previous_of_all.next_of_all = group.next_of_all
@@ -495,15 +564,12 @@ cdef class Interest:
     cdef uint32_t remote_members(self, uint32_t shard, const uint8_t *subject, size_t size, const uint8_t *queue,
                                  size_t queue_size) noexcept:
         cdef Node *node = self.node_at(subject, size)
-        cdef QueueGroup *group = node.groups if node != NULL else NULL
+        cdef QueueGroup *group = self.group_named(node, queue, queue_size) if node != NULL else NULL
         cdef uint32_t i
-        while group != NULL:
-            if group.name.key.size == queue_size \
-                    and memcmp(<uint8_t *>group.name + sizeof(QueueName), queue, queue_size) == 0:
-                for i in range(group.n_remote):
-                    if group.remote[i].shard == shard:
-                        return group.remote[i].members
-            group = group.next
+        if group != NULL:
+            for i in range(group.n_remote):
+                if group.remote[i].shard == shard:
+                    return group.remote[i].members
         return 0
 
     cdef bint drop_node(self, Node *node, uint32_t shard) noexcept:

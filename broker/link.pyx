@@ -17,7 +17,7 @@ from gnatswarm.broker.outbuf cimport (
     out_init, out_mark_dirty, out_release, out_reserve)
 from gnatswarm.broker.parser cimport Token
 from gnatswarm.broker.peer cimport HOLD_REST, Peer
-from gnatswarm.broker.repeat cimport repeat_remember, repeat_run
+from gnatswarm.broker.repeat cimport MOST_DELIVERED, repeat_remember, repeat_run
 from gnatswarm.broker.reroutes cimport CAME_IN, FATE_NOBODY, FATE_PENDING, FATE_TAKEN, Fate
 from gnatswarm.broker.routewire cimport (
     ROUTE_ASK, ROUTE_ASK_MARK, ROUTE_CONNECT, ROUTE_DROP, ROUTE_DUE, ROUTE_GOES, ROUTE_INFO, ROUTE_MARK, ROUTE_MORE,
@@ -101,7 +101,7 @@ cdef class SiblingLink(OriginLink):
         cdef const uint8_t *end = data + size
         cdef Publish message
         cdef Outcome outcome
-        cdef uint64_t most_steps = match_steps + MOST_MATCHING
+        cdef uint64_t most_steps = match_steps + MOST_MATCHING, deliveries = self.deliveries
         cdef uint32_t n = 0
         cdef Py_ssize_t done
         self.fanout.from_shard = self.shard
@@ -133,6 +133,8 @@ cdef class SiblingLink(OriginLink):
                 p += done
                 if unlikely(match_steps > most_steps):
                     self.rest()
+            if unlikely(self.deliveries - deliveries > MOST_DELIVERED):
+                self.rest()
             if unlikely(self.holds or self.is_closing):
                 break
         if unlikely(self.told > MUCH_TOLD):

@@ -415,6 +415,17 @@ def test_others_have_their_turn_while_subjects_meet_many_patterns_that_do_not_ma
     assert client.session.turns >= 300 * patterns.STEPS // 100_000
 
 
+@pytest.mark.parametrize("queue", [b"", b" q%d"], ids=["plain", "groups"])
+@pytest.mark.parametrize("subject", [b"a", b"a.%d"], ids=["runs", "subjects"])
+def test_others_have_their_turn_while_messages_go_to_many(engine, queue, subject):
+    subscriber, publisher = engine.client(), engine.client()
+    subscriber.feed(b"".join(b"SUB >%b %d\r\n" % (queue and queue % sid, sid) for sid in range(1000)))
+    publisher.feed(b"".join(b"PUB %b 0\r\n\r\n" % (subject % n if b"%" in subject else subject) for n in range(500)))
+    assert publisher.connection.in_msgs == 500
+    assert subscriber.take().count(b"MSG ") == 500_000
+    assert publisher.session.turns >= 500_000 // 200_000
+
+
 def test_others_have_their_turn_while_subjects_meet_many_subscriptions_that_get_nothing(engine):
     client = engine.client(NO_ECHO)
     client.feed(b"".join(b"SUB > %d\r\n" % sid for sid in range(2000)))

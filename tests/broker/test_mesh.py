@@ -126,6 +126,23 @@ def test_a_sibling_that_tells_much_is_read_in_short_pieces_until_it_has_told_it(
     mesh.close()
 
 
+def test_a_link_whose_messages_go_to_many_rests(mesh):
+    subscriber, publisher = mesh.clients[2], mesh.clients[0]
+    resting: list[SiblingLink] = []
+    mesh.ends[1, 0].link.rest_with(resting.append)
+    subscriber.feed(b"".join(b"SUB a %d\r\n" % sid for sid in range(1000)))
+    mesh.settle()
+    publisher.feed(b"PUB a 0\r\n\r\n" * 500)
+    mesh.settle()
+    rests = 0
+    while resting:
+        rests += 1
+        resting.pop().has_rested()
+        mesh.settle()
+    assert subscriber.take().count(b"MSG ") == 500_000
+    assert rests >= 500_000 // 200_000
+
+
 def test_a_link_whose_messages_take_long_to_match_rests_and_they_stay_in_order(mesh):
     subscriber, publisher = mesh.clients[2], mesh.clients[0]
     resting: list[SiblingLink] = []

@@ -6,6 +6,9 @@ ceased to be true would show.
 
 from __future__ import annotations
 
+import random
+import time
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -194,6 +197,57 @@ def test_a_sibling_that_goes_takes_all_of_its_interest_with_it(name, queue):
     assert probe.counts["queue_names"] == 0
     probe.unsubscribe(7)
     assert probe.counts["literals"] + probe.counts["patterns"] == 0
+
+
+@pytest.mark.parametrize("pattern", [b"a", b"*"])
+@pytest.mark.parametrize("seed", range(4))
+def test_many_groups_on_one_subject_are_told_apart_while_they_come_and_go(pattern, seed):
+    """Up to 16 of a subject's groups are looked through, more are in a table."""
+    dice = random.Random(seed)
+    probe = SublistProbe()
+    here: dict[int, int] = {}  # number of a subscription → that of its group
+    there: dict[int, int] = {}  # number of a group → its members elsewhere
+    for number in range(1500):
+        grows = dice.random() < (0.7 if number % 500 < 300 else 0.2)
+        group = dice.randrange(60)
+        if dice.random() < 0.3:
+            members = dice.randrange(1, 4) if grows else 0
+            probe.set_remote_queue(3, pattern, b"q%d" % group, members)
+            there[group] = members
+        elif grows or not here:
+            probe.subscribe(number, pattern, b"q%d" % group)
+            here[number] = group
+        else:
+            one = dice.choice(list(here))
+            probe.unsubscribe(one)
+            del here[one]
+        if number % 10 == 0 or number % 500 > 480:
+            expected = {
+                b"q%d" % group: (
+                    sorted(one for one, its in here.items() if its == group),
+                    {3: there[group]} if there.get(group) else {},
+                )
+                for group in {*here.values(), *(one for one, members in there.items() if members)}
+            }
+            assert probe.match(b"a")["queues"] == expected
+    probe.drop_remote(3)
+    for one in here:
+        probe.unsubscribe(one)
+    assert probe.counts["queue_names"] == probe.counts["literals"] == probe.counts["patterns"] == 0
+
+
+def test_a_group_costs_the_same_however_many_others_its_subject_has():
+    def cost(subject: bytes) -> float:
+        probe = SublistProbe()
+        began = time.thread_time()
+        for number in range(20_000):
+            probe.subscribe(number, subject % (number % 1000), b"q%d" % number)
+        for number in range(20_000):
+            probe.unsubscribe(number)
+        return time.thread_time() - began
+
+    apart, together = (min(cost(subject) for _ in range(3)) for subject in (b"a%d", b"a%.0d"))
+    assert together < 8 * apart  # (of 1,000 subjects each has 20; it was 60 times as much)
 
 
 def test_churn_of_inboxes_leaves_a_steady_subject_in_the_cache():
