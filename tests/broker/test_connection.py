@@ -46,6 +46,12 @@ def test_before_connect_a_client_is_verbose_and_pedantic(engine):
     assert client.talk(QUIET + b"PUB a.* 0\r\n\r\n") == b""
 
 
+def test_a_second_connect_holds_for_a_publish_that_repeats_the_last_one(client):
+    line = b"PUB a 1\r\n1\r\n"
+    assert client.talk(line * 3) == b""
+    assert client.talk(VERBOSE + line * 2) == b"+OK\r\n" * 3
+
+
 def test_a_verbose_client_hears_ok_before_what_the_operation_causes(engine):
     client = engine.client(VERBOSE)
     client.take()

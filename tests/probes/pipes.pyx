@@ -165,7 +165,7 @@ def client_frames(bytes data not None, Py_ssize_t at, bint is_cut) -> list:
     """The frames that a client was sent, which must be whole unless `is_cut`.
 
     (Where it ends in the stream, in which `data` is at `at`; its line, b"" for a message, b"503" for the header of
-    that name; sid; number that is the payload; subject; reply).
+    that name, b"{" for a document; sid; number that is the payload; subject; reply; header, or the document).
     """
     cdef const char *start = data
     cdef const char *end = start + len(data)
@@ -186,7 +186,7 @@ def client_frames(bytes data not None, Py_ssize_t at, bint is_cut) -> list:
         assert newline > p and (newline - 1)[0] == c"\r", f"a bare line feed: {data[p - start:newline - start + 1]!r}"
         has_header = end - p > 5 and memcmp(p, b"HMSG ", 5) == 0
         if not has_header and (end - p < 4 or memcmp(p, b"MSG ", 4) != 0):
-            found.append((at + newline + 1 - start, p[:newline - 1 - p], 0, 0, b"", b""))
+            found.append((at + newline + 1 - start, p[:newline - 1 - p], 0, 0, b"", b"", b""))
             p = newline + 1
             continue
         n = 0
@@ -209,11 +209,14 @@ def client_frames(bytes data not None, Py_ssize_t at, bint is_cut) -> list:
         assert body[size] == c"\r" and body[size + 1] == c"\n", f"cut short: {p[:newline - p]!r}"
         if has_header and size >= 12 and memcmp(body, b"NATS/1.0 503", 12) == 0:
             found.append((at + body + size + 2 - start, b"503", number_in(words[2].at, words[2].at + words[2].size), 0,
-                          words[1].at[:words[1].size], b""))
+                          words[1].at[:words[1].size], b"", body[:size]))
+        elif size > header and body[header] == c"{":
+            found.append((at + body + size + 2 - start, b"{", number_in(words[2].at, words[2].at + words[2].size), 0,
+                          words[1].at[:words[1].size], b"", body[header:size]))
         else:
             found.append((at + body + size + 2 - start, b"", number_in(words[2].at, words[2].at + words[2].size),
                           number_in(body + header, body + size), words[1].at[:words[1].size],
-                          words[3].at[:words[3].size] if n == 5 + has_header else b""))
+                          words[3].at[:words[3].size] if n == 5 + has_header else b"", body[:header]))
         p = body + size + 2
     return found
 

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from statistics import median
 
-from tests.simulation.schedule import DIRECT, NO_ECHO, Schedule
+from tests.simulation.schedule import APART, Schedule
 from tests.simulation.world import World
 
 # The test suite's schedules must contain each of them. Name → what World or the frames between shards call it.
@@ -39,6 +39,25 @@ SITUATIONS = {
     "SUB denied": "SUB denied",
     "reply permission used": "reply permission",
     "permissions reloaded": "rights reloaded",
+    "CONNECT again": "anew",
+    "… as nats-server 2.15, which ends subscriptions": "anew, and without subscriptions",
+    "… and waits for who lingers": "anew, when siblings know",
+    "… in another account": "anew, in another account",
+    "… and is refused": "anew, refused",
+    "member on the publisher's shard, which is preferred": "member near by",
+    "request with an inbox of its own": "inbox with a max",
+    "message with a header": "header",
+    "… for a client that knows none": "header left out",
+    "payload of max_payload": "largest payload",
+    "control line of max_control_line": "longest line",
+    "… and larger by a byte": "too large",
+    "SUB beyond max_subscriptions": "too many subscriptions",
+    "traced message": "traced",
+    "… for nobody": "traced only",
+    "… of which several shards tell": "several documents",
+    "+OK": "+OK",
+    "pedantic error": "Invalid Publish Subject",
+    "many errors in one write": "many errors",
     "limits reloaded": "limits reloaded",
     "imports and mappings reloaded": "imports reloaded",
     "one destination of a weighted mapping": "weighted mapping to a",
@@ -114,7 +133,7 @@ class Coverage:
     def add(self, schedule: Schedule, world: World | None) -> None:
         """Add one schedule; without a world it has failed."""
         self.schedules += 1
-        self.kinds[" + ".join(name for name in schedule.features if name not in (DIRECT, NO_ECHO)) or "plain"] += 1
+        self.kinds[" + ".join(name for name in schedule.features if name not in APART) or "plain"] += 1
         self.shards[schedule.shards] += 1
         self.steps.append(len(schedule.steps))
         if world is not None:

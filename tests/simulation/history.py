@@ -28,6 +28,8 @@ class Subscription:
     cut_offs: list[int] = field(default_factory=list)  # … when the connection to that server ended
     is_at_gnatswarm: bool = False  # … which knows QMSG
     is_second: bool = False  # … of a leaf node: it gets what nobody else of its queue group can
+    anew_at: int = NEVER  # its client sent CONNECT again, which ends it, …
+    anew_until: int = 0  # … and has by then
     lost_from: int = NEVER  # its client moved from here on, and was closed with what had been detached for it
     lost_until: int = NEVER  # … and when everything had arrived after that, with all shards linked
     got: dict[int, int] = field(default_factory=dict)  # message → step
@@ -57,9 +59,15 @@ class Message:
     client: int
     subject: str
     account: str = "$G"
+    said_at: int = NEVER  # when it was sent
     at: int = NEVER  # when the broker took it
     at_us: int = 0
     size: int = 0  # of the payload
+    header: bytes = b""  # with which it was published
+    is_traced: bool = False  # it asks for a trace, …
+    is_only: bool = False  # … and to be delivered to nobody
+    near_by: frozenset[int] = frozenset()  # sids of subscriptions on its publisher's shard, where these are preferred
+    moving: frozenset[int] = frozenset()  # … of clients that were moving then
     acked_at: int = NEVER  # the PONG behind it came
     acked_us: int = 0
     may_be_lost: bool = False  # a link broke while it was not acknowledged
@@ -67,6 +75,9 @@ class Message:
     was_on_broken_link: bool = False  # a link broke with it
     is_lost_on_its_way: bool = False  # it was being sent on, as a queue message, over a link that broke
     wants_answer: bool = False  # it has a reply subject
+    inbox: int = 0  # sid of the subscription to which its publisher has answers sent; 0: it is another server's user
+    is_echoless: bool = False  # its publisher wanted none of what it published
+    hears_nobody: bool = True  # its publisher wanted to be told where nobody responds
     nobody_at: int = NEVER  # its publisher was told that nobody responds
     is_orphaned: bool = False  # its publisher went before it was acknowledged
     is_denied: bool = False  # its publisher may not publish it

@@ -46,8 +46,8 @@ def bounded() -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without what is said of links that break, and of moves that end."""
-    loggers = [logging.getLogger(name) for name in ("gnatswarm.links", "gnatswarm.moving")]
+    """Without what is said of links that break, of moves that end, and of log-ins."""
+    loggers = [logging.getLogger(name) for name in ("gnatswarm.links", "gnatswarm.moving", "gnatswarm.clients")]
     levels = [one.level for one in loggers]
     for one in loggers:
         one.setLevel(logging.CRITICAL)

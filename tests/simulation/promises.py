@@ -23,7 +23,6 @@ class History:
     tenants: Tenants  # at first; reloads change neither its services nor its accounts
     subscriptions: list[Subscription] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
-    echoless: set[int] = field(default_factory=set)  # clients that want none of what they publish
     moved: set[int] = field(default_factory=set)  # clients that have moved to another shard, or began to
     rights: dict[int, list[tuple[int, int]]] = field(
         default_factory=dict
@@ -47,12 +46,20 @@ class History:
             if at <= last and (place + 1 == len(log) or log[place + 1][0] >= first)
         ]
 
+    def rights_of(self, sub: Subscription, first: int, last: int) -> list[int]:
+        """The same of a subscription's client, which has others since a CONNECT has ended the subscription."""
+        return self.rights_between(sub.client, min(first, sub.anew_at), min(last, sub.anew_at))
+
     def may_be_kept_out(self, sub: Subscription, subject: str, first: int, last: int) -> bool:
         """Whether permissions that its client had at any time between two steps exclude the subject."""
         log = self.rights.get(sub.client, UNRESTRICTED)
         if len(log) == 1 and not log[0][1]:  # it may do everything, always
             return False
-        return any(is_kept_out(one, subject) for one in self.rights_between(sub.client, first, last))
+        return any(is_kept_out(one, subject) for one in self.rights_of(sub, first, last))
+
+    def inbox_of(self, message: Message) -> Subscription | None:
+        """The subscription to which its publisher has answers sent; None: that is a user of another server."""
+        return self.subscriptions[message.inbox - 1] if message.inbox else None
 
 
 @dataclass(slots=True)
@@ -75,9 +82,14 @@ def check(history: History) -> None:
         check_deliveries(history, sub, by_number)
         if not sub.queue:
             check_order(sub, history.messages)
+    latest: dict[tuple[int, int], int] = {}  # of each subscription, and publisher: the last message that came
+    for sub in history.subscriptions:
+        for number in sub.got:
+            key = sub.sid, history.messages[number].client
+            latest[key] = max(number, latest.get(key, -1))
     answered: dict[int, list[Message]] = defaultdict(list)
     for reach in reaches:
-        check_plain(history, reach)
+        check_plain(history, reach, latest)
         for group, members in reach.groups.items():
             check_queue(history, reach, group, members)
         if reach.message.wants_answer:
@@ -98,15 +110,14 @@ def found_reaches(history: History) -> list[Reach]:
     for message in history.messages:
         if message.answers >= 0 and message.at != NEVER and not message.is_denied:
             answers[message.answers].append(message)
-    inboxes = {one.client: one for one in history.subscriptions if one.pattern == f"_INBOX.{one.client}.*"}
     reaches = []
     for message in history.messages:
         arrangements = history.tenants_for(message)
-        if message.is_denied:
+        if message.is_denied or message.is_only:
             reaches.append(Reach(message, arrangements[0]))
             continue
         all_answers = answers[message.answers] if message.answers >= 0 else []
-        found = [(one, views_of(history, one, message, all_answers, inboxes)) for one in arrangements]
+        found = [(one, views_of(history, one, message, all_answers)) for one in arrangements]
         key = (id(found[0][0]) if len(found) == 1 else 0, found[0][1])
         reach = known.get(key) if len(found) == 1 else None
         if reach is None:
@@ -130,7 +141,7 @@ def found_reaches(history: History) -> list[Reach]:
                 else:
                     reach.plain.append((sub, view, subject))
         found_reach = Reach(message, reach.tenants, reach.hits, reach.plain, reach.groups)
-        if message.client in history.echoless:
+        if message.is_echoless:
             found_reach = without(found_reach, message.client)
         reaches.append(found_reach)
     return reaches
@@ -148,14 +159,12 @@ def without(reach: Reach, client: int) -> Reach:
     )
 
 
-def views_of(
-    history: History, tenants: Tenants, message: Message, answers: list[Message], inboxes: dict[int, Subscription]
-) -> tuple[View, ...]:
+def views_of(history: History, tenants: Tenants, message: Message, answers: list[Message]) -> tuple[View, ...]:
     """The message in each account that it comes to; `answers`: all answers to the request that it answers."""
     if not message.subject.startswith("_R_"):
         return tenants.views(message.account, message.subject, message.chosen)
     request = history.messages[message.answers]
-    inbox = inboxes.get(request.client)  # None: it is a user of another server
+    inbox = history.inbox_of(request)
     is_sure = (
         (tenants.is_chunked or len([one for one in answers if one.subject.startswith("_R_")]) == 1)
         and is_in_time(history, request, message)
@@ -179,7 +188,7 @@ def is_in_time(history: History, request: Message, answer: Message) -> bool:
 def check_deliveries(history: History, sub: Subscription, reaches: dict[int, Reach]) -> None:
     """Each subscription gets only what it asked for and may have, and only while it asked for it."""
     # A member of a queue group lingers until its siblings know that it has left; its client's PONG says so.
-    until = min(sub.left_acked_at, sub.gone_at) if sub.queue else sub.left_at
+    until = min(sub.left_acked_at, sub.gone_at) if sub.queue else max(sub.left_at, sub.anew_until)
     assert len(sub.got) <= sub.most, f"{sub}: more than its max"
     for number, at in sub.got.items():
         reach = reaches.get(number)
@@ -187,7 +196,7 @@ def check_deliveries(history: History, sub: Subscription, reaches: dict[int, Rea
         message = reach.message
         _, _, subject = reach.hits[sub.sid]
         if history.may_be_kept_out(sub, subject, message.at, at):
-            rights = history.rights_between(sub.client, message.at, at)
+            rights = history.rights_of(sub, message.at, at)
             assert not all(is_kept_out(one, subject) for one in rights), f"{sub}: it may not have {message}"
         assert message.at <= until, f"{sub}: {message} was published after it had left"
         assert at <= sub.left_acked_at, f"{sub}: {message} came after the PONG of its end"
@@ -208,14 +217,19 @@ def check_order(sub: Subscription, messages: list[Message]) -> None:
         last[client] = number
 
 
-def check_plain(history: History, reach: Reach) -> None:
-    """Every subscription that is there got it, no later than its publisher's PONG."""
+def check_plain(history: History, reach: Reach, latest: dict[tuple[int, int], int]) -> None:
+    """Every subscription that is there got it, no later than its publisher's PONG.
+
+    So did one that ended later, if it got anything that was published behind it.
+    """
     message = reach.message
     if not message.is_promised:
         return
     for sub, view, subject in reach.plain:
-        if not (view.is_sure and sub.left_at == NEVER and sub.must_have(message)):
+        if not (view.is_sure and sub.has_seen(message)):
             continue
+        if sub.left_at != NEVER and latest.get((sub.sid, message.client), -1) < message.number:
+            continue  # (who stays has not had its max)
         if sub.is_outside or view.account in message.unsent:
             continue  # Servers.settled() has looked at that; or its server did not know that anybody wants it there
         if history.may_be_kept_out(sub, subject, message.at, message.acked_at):
@@ -232,6 +246,7 @@ def check_queue(history: History, reach: Reach, group: tuple[str, str], members:
     got = [(one, one.got[message.number]) for one in members if message.number in one.got]
     assert len(got) <= 1, f"{message} came to {len(got)} members of {queue}: {got}"
     if got:
+        check_near_by(history, reach, got[0][0], members)
         check_choice(history, reach, *got[0], members)
         check_second_choice(history, reach, got[0][0], members, group)
     if got and got[0][1] <= message.acked_at:
@@ -299,6 +314,18 @@ def check_queue(history: History, reach: Reach, group: tuple[str, str], members:
             assert got[0][1] <= comes_until, f"{message} was acknowledged before {got[0][0]} got it"
 
 
+def check_near_by(history: History, reach: Reach, taker: Subscription, members: list[Subscription]) -> None:
+    """Where members on the publisher's shard are preferred, one of them takes it if one was there."""
+    message = reach.message
+    if not message.near_by or taker.sid in message.near_by | message.moving or message.crosses_reload:
+        return
+    for one in members:
+        _, view, subject = reach.hits[one.sid]
+        if one.sid in message.near_by and view.is_sure and one.must_have(message):
+            is_kept_out = history.may_be_kept_out(one, subject, message.at, message.at)
+            assert is_kept_out, f"{message} came to {taker}, and {one} was on its publisher's shard"
+
+
 def check_choice(history: History, reach: Reach, taker: Subscription, at: int, members: list[Subscription]) -> None:
     """Who has unsubscribed takes a message only where no member is left that may have it.
 
@@ -306,7 +333,7 @@ def check_choice(history: History, reach: Reach, taker: Subscription, at: int, m
     members of third accounts, by their stream imports, do not get it.
     """
     message = reach.message
-    if taker.left_at >= at or taker.is_outside or taker.most != NEVER or message.crosses_reload:
+    if max(taker.left_at, taker.anew_until) >= at or taker.is_outside or taker.most != NEVER or message.crosses_reload:
         return
     was_detached = any(one.lost_from <= at for one in members)
     for one in members:
@@ -435,8 +462,8 @@ def is_excused_by_a_stale_choice(
 def check_no_responders(history: History, reach: Reach) -> None:
     """503 where everybody knew that nobody wants it; none where somebody was there for all to know."""
     message = reach.message
-    if message.is_denied:
-        assert message.nobody_at == NEVER, f"{message}: it was not published"
+    if message.is_denied or message.is_only or not message.hears_nobody:
+        assert message.nobody_at == NEVER, f"{message}: it was not published, or its publisher did not want to know"
         return
     # Siblings are told of interest, not whose it is: a third account's stream import there counts as interest, too.
     views = reach.tenants.views(message.account, message.subject, message.chosen)
@@ -469,11 +496,8 @@ def is_really_over(sub: Subscription, message: Message) -> bool:
 
 def check_answers(history: History, request: Message, answers: list[Message]) -> None:
     """Only the first answer that arrives from another account comes to the asker."""
-    inbox = next(
-        one
-        for one in history.subscriptions
-        if one.client == request.client and one.pattern == f"_INBOX.{request.client}.*"
-    )
+    inbox = history.inbox_of(request)
+    assert inbox is not None
     got = [one for one in answers if one.number in inbox.got]
     if request.is_outside:  # Servers.check_asked() has looked at the rest
         assert len(got) <= 1 or history.tenants.is_chunked, f"{request} was answered {len(got)} times"

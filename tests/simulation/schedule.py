@@ -138,6 +138,39 @@ SHARE_DIRECT = 0.3
 # Some clients want none of what they publish: drawn apart, of all worlds.
 NO_ECHO = "echoless"
 SHARE_NO_ECHO = 0.3
+# Clients send CONNECT again, often as somebody else: drawn apart, of all worlds.
+ANEW = "anew"
+SHARE_ANEW = 0.2
+ANEW_PATTERNS = (
+    "gather settle connect 1 carry carry pub carry carry ping 1 carry settle",
+    "gather gather settle pub pub connect 1 connect 2 carry pub carry carry pub carry ping 1 carry",
+    "gather settle desert 1 connect 1 carry carry pub carry carry carry connect 1 settle",
+    "sub 1 ping 1 connect 1 pub carry hop 1 carry bring sub 1 ping 1 carry pub",
+    "hop 1 connect 1 carry bring connect 1 pub bring hop 1 connect 1 bring",
+    "gather settle connect 1 hop 1 carry carry hop 1 bring pub carry settle",
+    "request 1 connect 1 answer settle answer request 1 settle connect 1 answer settle",
+    "request request settle connect 1 connect 2 answer carry answer settle answer settle",
+    "gather settle connect 1 break carry pub carry connect 1 carry pass settle",
+    "gather settle connect 1 kill tell carry connect 1 pub carry settle",
+    "gather settle retire connect 1 tell pass connect 2 carry bring pass pub bring pass pass",
+    "sub 1 sub 1 connect 1 sub 1 connect 1 ping 1 carry pub settle pub",
+)
+# Queue groups prefer members on the publisher's shard: drawn apart, of all worlds.
+LOCAL = "local"
+SHARE_LOCAL = 0.1
+# Requests have inboxes of their own, which end by a max; some clients know no headers: drawn apart, of all worlds.
+MODEST = "modest"
+SHARE_MODEST = 0.2
+# The headers of some messages ask for a trace: drawn apart, of worlds without other servers.
+TRACED = "traced"
+SHARE_TRACED = 0.2
+# Payloads, control lines, names and numbers of subscriptions are as large as they may be, and larger by one: drawn
+# apart, of worlds without other servers and slow clients.
+BOUNDS = "bounds"
+SHARE_BOUNDS = 0.15
+# Some clients want +OK, or are pedantic, and say what is wrong: drawn apart, of all worlds.
+VERBOSE = "verbose"
+SHARE_VERBOSE = 0.2
 # The gateway is replaced in order, or members elsewhere leave with messages on their way: drawn apart, of worlds with
 # other servers.
 OUTSIDE = (
@@ -192,6 +225,8 @@ PATTERN_STEPS = (
     *("entrust", "hop", "empty", "rush", "bring", "retire", "fall", "late", "gather", "desert", "sever"),
     *("chase", "owe", "mimic", "recant"),
 )
+# Words of worlds that the counts by kind do not tell apart.
+APART = DIRECT, NO_ECHO, ANEW, BOUNDS, LOCAL, MODEST, TRACED, VERBOSE
 MOST_STEPS = 300
 # Faults: most schedules have only some of them, or none.
 FAULTS = ("go", "break", "kill", "leave")
@@ -279,7 +314,36 @@ def drawn(seed: int) -> Schedule:
     schedule = with_later_features(seed, Schedule(shards, world, is_narrow, steps, features))
     if random.Random(f"echoless {seed}").random() < SHARE_NO_ECHO:
         schedule = replace(schedule, features=(*schedule.features, NO_ECHO))
-    return schedule
+    schedule = with_own_steps(seed, with_anew(seed, schedule), MODEST, SHARE_MODEST, ("ask", "ask", "answer", "settle"))
+    schedule = with_own_steps(seed, schedule, VERBOSE, SHARE_VERBOSE, ("odd", "pub", "ping"))
+    if not schedule.has("servers"):
+        schedule = with_own_steps(seed, schedule, TRACED, SHARE_TRACED, ("pub", "pub", "volley", "desert", "gather"))
+    if not schedule.has("servers") and not schedule.has("slow"):
+        schedule = with_own_steps(seed, schedule, BOUNDS, SHARE_BOUNDS, ("exceed", "pub", "pub", "sub", "desert"))
+    return with_own_steps(seed, schedule, LOCAL, SHARE_LOCAL, ())
+
+
+def with_own_steps(seed: int, schedule: Schedule, word: str, share: float, kinds: tuple[str, ...]) -> Schedule:
+    """The same schedule; in some worlds with this word, and up to 30 steps of these kinds."""
+    rng = random.Random(f"{word} {seed}")
+    if rng.random() >= share:
+        return schedule
+    steps = list(schedule.steps)
+    for kind in rng.choices(kinds, k=rng.randrange(30)) if kinds else ():
+        steps.insert(rng.randrange(len(steps) + 1), drawn_step(rng, kind))
+    return replace(schedule, steps=tuple(steps), features=(*schedule.features, word))
+
+
+def with_anew(seed: int, schedule: Schedule) -> Schedule:
+    """The same schedule; in some of them clients send CONNECT again."""
+    rng = random.Random(f"anew {seed}")
+    if rng.random() >= SHARE_ANEW:
+        return schedule
+    steps = with_some(rng, schedule.steps, list(ANEW_PATTERNS))
+    found = list(steps)
+    for _ in range(rng.randrange(12)):
+        found.insert(rng.randrange(len(found) + 1), drawn_step(rng, "connect"))
+    return replace(schedule, steps=tuple(found), features=(*schedule.features, ANEW))
 
 
 def with_moves(seed: int, steps: tuple[Step, ...]) -> tuple[Step, ...]:
@@ -443,9 +507,9 @@ def parsed(text: str) -> Schedule:
             - set(PATTERN_STEPS)
             - set(ROUTER_STEPS)
             - set(SERVER_STEPS)
-            - {"reload"}
+            - {"reload", "connect", "ask", "odd", "exceed"}
         )
-        unknown |= set(features) - set(FEATURES) - set(LATER_FEATURES) - {*SERVER_FEATURES, DIRECT, NO_ECHO}
+        unknown |= set(features) - set(FEATURES) - set(LATER_FEATURES) - {*SERVER_FEATURES, *APART}
         if unknown:
             raise ValueError(f"unknown: {', '.join(sorted(unknown))}")
         return Schedule(int(shards), int(seed), width == "narrow", steps, tuple(features))

@@ -289,7 +289,9 @@ class Movers(Protocol):
     """Who knows the clients that move."""
 
     def words_of(self, client: EngineClient) -> bytes: ...
+    def objection(self, client: EngineClient) -> str: ...
     def admit(self, process: Process, offered: OfferedClient) -> ClientConnection: ...
+    def goes_on(self, client: EngineClient, connection: ClientConnection) -> None: ...
     def on_way(self, client: EngineClient, there: Process) -> None: ...
     def arrived(self, client: EngineClient, process: Process, pending: int) -> None: ...
     def lost(self, client: EngineClient) -> None: ...
@@ -372,7 +374,8 @@ class MoveHost:
 
     def objection(self, session: Any) -> str:
         """Why this client cannot move now; "": it can."""
-        return self._process.links.moves.why_not(session.connection) or ""
+        why = self._process.links.moves.why_not(session.connection)
+        return why or self._process.swarm.movers.objection(self.client_of(session.connection))
 
     def words_of(self, client: ClientConnection) -> bytes:
         return self._process.swarm.movers.words_of(self.client_of(client))
@@ -425,7 +428,7 @@ class MoveHost:
         one = self._sockets.pop(client.cid)
         probe = self._process.engine.probe
         one.engine = self._process.engine
-        one.session.connection = client
+        self._process.swarm.movers.goes_on(one, client)
         pending = client.pending_bytes
         probe.take_in(one.socket, client)
         self._process.clients.add(one)
@@ -633,11 +636,13 @@ class Swarm:
         is_fenced: bool = False,
         rests: bool = False,
         own_interest: Callable[[], dict[str, set[str]]] = dict,
+        prefers_local: bool = False,
     ) -> None:
         self.now_s = 0.0
         self.is_fenced = is_fenced
         self.rests = rests
         self.own_interest = own_interest
+        self._prefers_local = prefers_local
         self.servers: Servers | None = None  # set before anybody connects
         self.n_timers = 0
         self.next_due_s = 0.0  # no timer is due before
@@ -681,7 +686,7 @@ class Swarm:
 
     def new_engine(self, number: int) -> Engine:
         """The engine of a new shard, with the next seed."""
-        engine = Engine(self._limits, seed=self._seed + self._booted, shard=number)
+        engine = Engine(self._limits, seed=self._seed + self._booted, shard=number, prefers_local=self._prefers_local)
         self._booted += 1
         engine.probe.last_cid = self._booted * 1000
         engine.probe.set_clock(self.now_us)

@@ -19,20 +19,35 @@ from gnatswarm.broker.connection import ClientConnection
 from gnatswarm.broker.errors import CloseReason
 from gnatswarm.broker.frozen import OfferedClient, RecordRefused
 from gnatswarm.broker.limits import Limits
+from gnatswarm.broker.message_trace import DISABLED
 from gnatswarm.broker.permissions import Permissions
 from gnatswarm.probes.engine import ProbeSocket
 from gnatswarm.probes.pipes import Sight, client_frames, relieved, with_news
 from gnatswarm.router.supervision.supervision import Phase
 from gnatswarm.shards.boundary import control
+from gnatswarm.shards.clients import moved
 from gnatswarm.shards.clients.imports_exports import ImportsExports
 from tests.simulation import promises
 from tests.simulation.history import NEVER, Message, Subscription
+from tests.simulation.logins import Login, LoginClient, Owner, Wishes, connect_line, options_with_users, user_name
 from tests.simulation.promises import History
-from tests.simulation.schedule import MOST_SHARDS_HERE, Schedule, Step
+from tests.simulation.schedule import (
+    ANEW,
+    BOUNDS,
+    LOCAL,
+    MODEST,
+    MOST_SHARDS_HERE,
+    NO_ECHO,
+    TRACED,
+    VERBOSE,
+    Schedule,
+    Step,
+)
 from tests.simulation.servers import Door, Server, Servers
 from tests.simulation.swarm import ALL, End, Process, Swarm
 from tests.simulation.tenants import RIGHTS, Tenants, View, matches, may_publish, may_subscribe
-from tests.support.engine import NO_ECHO, NO_RESPONDERS, Engine, EngineClient, frames
+from tests.simulation.traces import Traces, header_of, lines_of
+from tests.support.engine import Engine, EngineClient, frames
 
 QUEUES = ("", *promises.QUEUES)
 MOST_CLIENTS = 24
@@ -55,8 +70,26 @@ MOST_SLOW_BYTES = 100  # the most of a SLOW frame that was carried in part
 SLOW_AGAIN_US = 50_000
 LIKE_A_FRAME = b"RS+ "  # so begins what some payloads have behind their number
 MIMIC_BYTES = 20  # of the message before one of these
+# What a world with BOUNDS allows, and how long its names are: a queue's with that of a subject just fits a line.
+LARGEST_PAYLOAD = 40_000
+LONGEST_LINE = 131_072
+LONG = "x" * 64_990
+MANY_ERRORS = 450  # in one write: more than Python is asked for in two turns of a client
+KNOWN_ERRORS = (
+    b"maximum subscriptions exceeded",
+    b"Permissions Violation",
+    b"Slow Consumer",
+    b"Invalid Publish Subject",
+    b"Invalid Subject",
+)
 MOST_ROUNDS = 200  # of half a second each, within which everything must have recovered
 
+REFUSALS = (
+    CloseReason.CLIENT_CLOSED,
+    CloseReason.AUTHENTICATION_FAILURE,
+    CloseReason.MAXIMUM_PAYLOAD_EXCEEDED,
+    CloseReason.MAXIMUM_CONTROL_LINE_EXCEEDED,
+)
 COMPILED = [Permissions(one) if one is not None else None for one in RIGHTS]
 
 
@@ -75,6 +108,11 @@ class Person:
     account: str
     rights: int
     subscriptions: list[Subscription] = field(default_factory=list)  # all that it ever had
+    inbox: Subscription | None = None  # the present one of them where it gets answers, and the 503 of its requests
+    wishes: Wishes = field(default_factory=Wishes)
+    expected: deque[str] = field(default_factory=deque)  # what it is to be told, in order, in worlds with VERBOSE
+    coming: Login | None = None  # its session at the shard to which it moves
+    is_refused: bool = False  # its CONNECT was to be refused
     unacked: list[Message] = field(default_factory=list)  # what it sent since its last PONG
     is_gone: bool = False
     is_slow: bool = False  # takes bytes only when a step says so
@@ -123,6 +161,7 @@ class World:
         self.history = History(self.tenants)
         self.seen: Counter[str] = Counter()  # named situations that it has covered
         self.people: list[Person] = []
+        self.traces = Traces(self.who_has)
         self.present: list[Sight] = []  # of those who are not gone
         self.is_bursting = False
         self.slow_told: dict[tuple[int, str, str], int] = {}
@@ -141,6 +180,17 @@ class World:
             self.patterns = ("a", "a", "*") if is_narrow else ("a", "b", "a.*", ">", "*.b", "*")
         is_slow = schedule.has("slow")
         self.limits = LIMITS[schedule.seed % 2] if is_slow else Limits()
+        self.queues = QUEUES
+        if schedule.has(BOUNDS):
+            self.limits = Limits(
+                max_payload_bytes=LARGEST_PAYLOAD,
+                max_control_line_bytes=LONGEST_LINE,
+                max_subscriptions=3 + schedule.seed % 4,
+            )
+            long = f"a.{LONG}" if schedule.has("accounts") else f"{LONG}.b"
+            self.subjects = (*self.subjects, long)
+            self.patterns = (*self.patterns, long, ">")
+            self.queues = ("", "q", f"r{LONG}")
         self.swarm = Swarm(
             schedule.shards,
             seed=schedule.seed,
@@ -152,6 +202,7 @@ class World:
             is_fenced=schedule.has("fenced"),
             rests=schedule.has("rests"),
             own_interest=lambda: self.tenants.own_interest(),
+            prefers_local=schedule.has(LOCAL),
         )
         self.servers: Servers | None = None
         if schedule.has("servers"):
@@ -167,6 +218,7 @@ class World:
         self.dying: list[Process] = []  # dead, and some sibling does not know it yet
         self.swarm.on_frames = self.on_frames
         self.swarm.on_break = self.on_break
+        self.owners: dict[int, Owner] = {}
         each = 1 if is_narrow and schedule.seed % 2 else 2
         for process in self.swarm.shards:
             for _ in range(each):
@@ -178,6 +230,8 @@ class World:
         """Give a new shard its accounts. Random names come from the seed."""
         if self.schedule.has("direct"):
             engine.probe.send_directly()
+        if self.schedule.has(TRACED):
+            self.traces.begin(engine.probe, self.tenants.options())
         if self.tenants.crossings:
             service_imports.os = self  # type: ignore[attr-defined]
             mesh = engine.probe.mesh
@@ -186,6 +240,11 @@ class World:
                 engine.probe.seed(mesh.account(name.encode()), self.schedule.seed + number)
             made = ImportsExports(self.tenants.options(), engine.probe.fanout, mesh)
             self.imports[id(engine)] = made
+
+    def who_has(self, cid: int) -> tuple[int, str]:
+        """The number of the client with this id, and its account."""
+        person = next((one for one in self.people if one.client.connection.cid == cid), None)
+        return (-1, "") if person is None else (person.number, person.account)
 
     def arranged(self, variant: int) -> Tenants:
         """The accounts, and what passes between them after a reload to this variant."""
@@ -220,36 +279,89 @@ class World:
     def come(self, process: Process) -> None:
         """Open a connection. Each has an inbox, where it also gets the 503 of its requests."""
         number = len(self.people)
-        wants_no_echo = self.schedule.has("echoless") and number % 3 != 2
-        if wants_no_echo:
-            self.history.echoless.add(number)
-        client = process.engine.client(NO_ECHO if wants_no_echo else NO_RESPONDERS)
+        wishes = Wishes(
+            echo=not (self.schedule.has(NO_ECHO) and number % 3 != 2),
+            headers=not (self.schedule.has(MODEST) and number % 4 == 1),
+            no_responders=not (self.schedule.has(MODEST) and number % 2 == 1),
+            verbose=self.schedule.has(VERBOSE) and number % 3 != 1,
+            pedantic=self.schedule.has(VERBOSE) and number % 2 == 0,
+        )
         account = self.tenants.accounts[number % len(self.tenants.accounts)]
         rights = self.rng.randrange(len(RIGHTS)) if self.schedule.has("rights") else 0
-        mesh = process.engine.probe.mesh
-        assert mesh is not None
-        client.connection.enter(mesh.account(account.encode()), COMPILED[rights])
+        client: EngineClient
+        if self.schedule.has(ANEW):
+            line = connect_line(wishes, user_name(account, rights))
+            client = LoginClient(process.engine, self.owner_of(process), line)
+        else:
+            client = process.engine.client(connect_line(wishes))
+            mesh = process.engine.probe.mesh
+            assert mesh is not None
+            client.connection.enter(mesh.account(account.encode()), COMPILED[rights])
         process.clients.add(client)
-        person = Person(number, process, client, account, rights, limits=self.limits)
+        person = Person(number, process, client, account, rights, limits=self.limits, wishes=wishes)
+        self.expect(person, "+OK")
         person.taken = client.connection.in_msgs
         self.people.append(person)
         self.present.append(person.sight)
         self.history.rights[number] = [(self.now, rights)]
         self.subscribe(person, f"_INBOX.{number}.*", "")
+        person.inbox = person.subscriptions[-1]
+
+    def owner_of(self, process: Process) -> Owner:
+        """What the sessions of a shard share, where clients log in for themselves."""
+        found = self.owners.get(id(process))
+        if found is None:
+            options = options_with_users(self.tenants.options(), self.tenants.accounts, self.limits)
+            found = Owner(
+                process.engine.probe,
+                options,
+                is_like_newer=self.is_like_newer,
+                ends_at_once=1 + self.schedule.seed % 3,
+                call_soon=process.loop.call_soon,
+            )
+            self.owners[id(process)] = found
+        return found
+
+    @property
+    def is_like_newer(self) -> bool:
+        """Whether a second CONNECT ends subscriptions, as with nats-server 2.15."""
+        return self.schedule.seed % 4 != 0
 
     def subscribe(self, person: Person, pattern: str, queue: str, *, finish: bool = True) -> None:
+        self.say(person, self.wanted(person, pattern, queue), finish=finish)
+
+    def wanted(self, person: Person, pattern: str, queue: str) -> bytes:
+        """The bytes of a SUB; it counts as sent from here on."""
         sub = Subscription(person.number, len(self.subscriptions) + 1, pattern, queue, person.account, at=self.now)
         self.subscriptions.append(sub)
         person.subscriptions.append(sub)
-        if not may_subscribe(person.rights, pattern):
+        if self.has_too_many(person) and may_subscribe(person.rights, pattern):
+            sub.left_at = sub.left_acked_at = self.now
+            person.errors += 1
+            self.seen["too many subscriptions"] += 1
+            self.expect(person, "-ERR 'maximum subscriptions exceeded")
+        elif not may_subscribe(person.rights, pattern):
             sub.left_at = sub.left_acked_at = self.now
             person.errors += 1
             self.seen["SUB denied"] += 1
-        self.say(person, f"SUB {pattern} {queue} {sub.sid}\r\n".encode(), finish=finish)
+            self.expect(person, "-ERR 'Permissions Violation for Subscription")
+        else:
+            self.expect(person, "+OK")
+        return f"SUB {pattern} {queue} {sub.sid}\r\n".encode()
+
+    def has_too_many(self, person: Person, more: int = 0) -> bool:
+        """Whether it has more than max_subscriptions, with so many more."""
+        if not self.schedule.has(BOUNDS):
+            return False
+        self.look()
+        return sum(one.left_at == NEVER for one in person.subscriptions) + more > self.limits.max_subscriptions
 
     def say(self, person: Person, words: bytes, *, finish: bool = True) -> None:
         """Not to finish: the round goes on, so that the next operations fall into the same one."""
-        if words.startswith(b"UNSUB"):
+        if words.startswith(b"PING"):
+            self.expect(person, "PONG")
+        elif words.startswith(b"UNSUB"):
+            self.expect(person, "+OK")
             before = self.queued_for_siblings(person.process)
             person.client.feed(words, finish=False)
             self.seen["take-back"] += self.queued_for_siblings(person.process) < before
@@ -259,6 +371,20 @@ class World:
         if not person.is_gone:
             errors = person.client.session.errors
             assert len(errors) == person.errors, f"client {person.number}: {errors}"
+
+    def expect(self, person: Person, word: str) -> None:
+        """It is to be told this next."""
+        if self.schedule.has(VERBOSE) and (word != "+OK" or person.wishes.verbose):
+            person.expected.append(word)
+
+    def check_told_in_order(self, person: Person, line: bytes) -> None:
+        """What a client is told comes in the order of its operations."""
+        if b"Slow Consumer" in line or b"(sid " in line or person.client.socket.close_reason:
+            return  # nobody asked for that
+        assert person.expected, f"client {person.number} is told {line!r}, for nothing"
+        word = person.expected.popleft()
+        assert line.startswith(word.encode()), f"client {person.number} is told {line!r} instead of {word}"
+        self.seen[line.decode() if line == b"+OK" else line.decode().split("'")[1] if b"'" in line else "PONG"] += 1
 
     def queued_for_siblings(self, process: Process) -> int:
         return sum(end.socket.queued for end in self.swarm.ends if end.process is process and end.socket is not None)
@@ -306,13 +432,32 @@ class World:
             message.at = self.now
             message.at_us = self.swarm.now_us
             self.published_at[message.number] = person.process
+            if message.said_at != self.now:
+                message.near_by = frozenset()  # who is there now has not been looked at
             made = self.imports.get(id(person.process.engine))
             if made is not None and message.wants_answer:
                 message.kept_with = made.service_imports.reply_prefix
                 self.keepers.setdefault(message.kept_with, [person.process])
 
+    def note_near_by(self, message: Message, publisher: Person) -> None:
+        """Note which members of queue groups are on the publisher's shard, and which move, or may be there still."""
+        near_by: set[int] = set()
+        moving: set[int] = set()
+        is_echoless = not publisher.wishes.echo
+        for one in self.people:
+            moving |= {sub.sid for sub in one.subscriptions if sub.anew_until == NEVER}
+            members = {sub.sid for sub in one.subscriptions if sub.queue and sub.left_at == NEVER}
+            if one.is_gone or (one is publisher and is_echoless):
+                continue
+            if one.moves_since != NEVER or one.is_on_its_way or one.client.connection.is_moving:
+                moving |= members
+            elif one.process is publisher.process:
+                near_by |= members
+        message.near_by, message.moving = frozenset(near_by), frozenset(moving)
+        self.seen["member near by"] += bool(near_by)
+
     def on_queued(
-        self, person: Person, end: int, line: bytes, sid: int, number: int, subject: bytes, reply: bytes
+        self, person: Person, end: int, line: bytes, sid: int, number: int, subject: bytes, reply: bytes, header: bytes
     ) -> None:
         if sid:
             sub = self.subscriptions[sid - 1]
@@ -320,13 +465,33 @@ class World:
             if line:
                 self.on_no_responders(person, int(subject.split(b".")[2]))
             else:
+                self.check_header(person, sub.account, self.messages[number], header)
                 self.on_message(person, sub, end, number, subject, reply)
-        elif line == b"PONG":
+            return
+        if self.schedule.has(VERBOSE):
+            self.check_told_in_order(person, line)
+        if line == b"PONG":
             person.unread.append((end, "PONG", b"", 0))
             self.on_pong(person)
-        else:
+        elif line != b"+OK" or not person.wishes.verbose:
             assert line.startswith(b"-ERR"), line
-            assert b"Permissions Violation" in line or b"Slow Consumer" in line, line
+            assert person.is_refused or any(word in line for word in KNOWN_ERRORS), line
+
+    def check_header(self, person: Person, account: str, message: Message, header: bytes) -> None:
+        """Check that a message has the header with which it was published, where its receiver knows headers."""
+        self.seen["header"] += bool(header)
+        self.seen["header left out"] += header != message.header and not header
+        if self.schedule.has(ANEW) and not header:
+            return  # it may have been given to who it was before
+        if person.wishes.headers:
+            is_whole = message.account == account or not message.is_traced
+            lines = [lines_of(one, with_destination=is_whole) for one in (header, message.header)]
+            assert lines[0] == lines[1], f"{message} came to client {person.number} with {header!r}"
+            if message.is_traced and not is_whole and message.subject.startswith("_R_"):
+                assert DISABLED in header, f"{message} may be traced in account {account}"
+        else:
+            # (what it was given before a second CONNECT it may read behind that)
+            assert not header or self.schedule.has(ANEW), f"client {person.number} knows no headers, and got {header!r}"
 
     def on_pong(self, person: Person) -> None:
         assert person.is_asking, f"client {person.number} did not ask for a PONG"
@@ -363,23 +528,21 @@ class World:
         if len(sub.got) >= sub.most:
             sub.left_at = min(sub.left_at, self.now)
         if self.schedule.has("weighted"):
-            self.note_destination(message, person, subject.decode())
-        if message.account != person.account:
+            self.note_destination(message, person, sub.account, subject.decode())
+        if message.account != sub.account:
             self.seen["service crossing" if reply.startswith(b"_R_") else "account crossing"] += 1
-        if reply:
+        if reply and sub.account == person.account:  # (else it has become somebody else since)
             person.unread.append((end, "request", reply, number))
             if RIGHTS[person.rights] is not None:
                 person.reads[reply.decode()] = (self.swarm.now_us, 0)
                 if end <= person.detached_to:
                     person.asked_us[reply.decode()] = message.at_us
 
-    def note_destination(self, message: Message, person: Person, subject: str) -> None:
+    def note_destination(self, message: Message, person: Person, account: str, subject: str) -> None:
         """Note to which destination of a weighted mapping a message went: to the same for everybody."""
         to = self.tenants.mapped(message.account, message.subject)
         if len(to) > 1 and not message.crosses_reload:
-            chosen = [
-                one for one in to if self.tenants.heard(View("A", one, is_across=False), person.account) == subject
-            ]
+            chosen = [one for one in to if self.tenants.heard(View("A", one, is_across=False), account) == subject]
             assert chosen, f"client {person.number} got {message} as {subject}"
             assert message.chosen in ("", chosen[0]), f"{message} went to {message.chosen}, and to {chosen[0]}"
             message.chosen = chosen[0]
@@ -400,6 +563,8 @@ class World:
                 is_excused = self.seen["link break"] or self.ended or person.process.host.was_too_late
                 assert is_excused, f"client {person.number} is closed because it moved"
                 self.seen["move closed"] += 1
+        elif person.is_refused:
+            assert reason in REFUSALS, reason
         else:
             assert reason is CloseReason.CLIENT_CLOSED, f"client {person.number}: {reason}"
         self.go(person)
@@ -417,6 +582,7 @@ class World:
                 # What had been detached goes with it, where that was too much for it.
                 sub.lost_from = person.moved_at if person.detached_pending else person.moves_since
                 sub.gone_at = min(sub.gone_at, self.now)
+                sub.anew_until = min(sub.anew_until, self.now)
                 sub.left_at = min(sub.left_at, self.now)
                 if person.moves_to is not None and not person.moves_to.is_alive:
                     sub.shard_died_at = min(sub.shard_died_at, self.now)  # siblings may take it to be there
@@ -612,9 +778,12 @@ class World:
         """Everything arrives. Where all shards are linked they all know then what everybody wants, and who has gone."""
         self.swarm.settle()
         self.look()
+        is_anew = self.schedule.has(ANEW)  # clients may have said SUB while they are held
         if self.swarm.is_whole:
             for person in self.people:
-                if not person.is_gone and not person.backlog and person.moves_since == NEVER:
+                if person.is_gone or person.backlog or (is_anew and person.socket.unread_bytes):
+                    continue
+                if person.moves_since == NEVER:
                     for sub in person.subscriptions:
                         sub.acked_at = min(sub.acked_at, self.now)
             for sub in self.subscriptions:
@@ -655,17 +824,13 @@ class World:
 
     def do_sub(self, person: Person, step: Step) -> None:
         pattern = self.patterns[step.which % len(self.patterns)]
-        queue = QUEUES[step.much % len(QUEUES)]
+        queue = self.queues[step.much % len(self.queues)]
         if self.schedule.has("third") and person.account == "C" and not self.schedule.has("queues"):
             queue = ""
         self.subscribe(person, pattern, queue, finish=step.who % 3 != 0)
 
     def current(self, person: Person) -> list[Subscription]:
-        return [
-            one
-            for one in person.subscriptions[1:]  # behind its inbox
-            if one.left_at == NEVER
-        ]
+        return [one for one in person.subscriptions if one is not person.inbox and one.left_at == NEVER]
 
     def do_unsub(self, person: Person, step: Step) -> None:
         mine = self.current(person)
@@ -702,20 +867,55 @@ class World:
         message = Message(number, person.number, subject, person.account, size=size, answers=answers)
         message.is_past_break = self.servers is not None and self.servers.has_link_broken
         message.wants_answer = wants_answer
+        message.said_at = self.now
+        if self.schedule.has(LOCAL) and not subject.startswith("_R_"):
+            self.note_near_by(message, person)
+        message.is_echoless = not person.wishes.echo
+        message.hears_nobody = person.wishes.no_responders
+        assert person.inbox is not None
+        message.inbox = person.inbox.sid
         self.messages.append(message)
         person.unacked.append(message)
         person.backlog.append(number)
         person.sight.is_watched = True
         # (Without a choice where there are permissions.)
         mapped = self.tenants.mapped(person.account, subject)[0]
-        if not may_publish(person.rights, mapped) and not self.may_answer(person, mapped):
+        has_header = self.gives_header(person, message)
+        # (Where traces go is looked at first: an answer that goes nowhere for that uses no permission.)
+        may_trace = not message.is_traced or may_publish(person.rights, f"t.{number:06d}")
+        if not may_trace or not (may_publish(person.rights, mapped) or self.may_answer(person, mapped)):
             message.is_denied = True
             person.errors += 1
             self.seen["PUB denied"] += 1
+            self.expect(person, "-ERR 'Permissions Violation for Publish")
+        else:
+            self.expect(person, "+OK")
+        if size == LARGEST_PAYLOAD:
+            size = message.size = size - len(message.header)
         body = b"%d" % number
         body += b" " * (size - len(body) - len(ending)) + ending
         reply = b"_INBOX.%d.%d " % (person.number, number) if wants_answer else b""
+        if has_header:
+            header = message.header
+            whole = len(header) + len(body)
+            return b"HPUB %b %b%d %d\r\n%b%b\r\n" % (subject.encode(), reply, len(header), whole, header, body)
         return b"PUB %b %b%d\r\n%b\r\n" % (subject.encode(), reply, len(body), body)
+
+    def gives_header(self, person: Person, message: Message) -> bool:
+        """Whether it is published with a header, which it gets here."""
+        number = message.number
+        if not person.wishes.headers:
+            return False
+        if self.schedule.has(TRACED):
+            is_only = number % 5 == 0 and not message.wants_answer and message.answers < 0
+            message.is_traced = number % 4 < 2
+            message.is_only = message.is_traced and is_only
+            message.header = header_of(number, asks=message.is_traced, is_only=is_only)
+            self.seen["traced"] += message.is_traced
+            self.seen["traced only"] += message.is_only
+        elif self.schedule.has(MODEST) and self.servers is None and number % 3 == 0:
+            message.header = b"NATS/1.0\r\nNumber: %d\r\n\r\n" % number
+        return bool(message.header)
 
     def may_answer(self, person: Person, subject: str) -> bool:
         """Whether its reply permissions allow this publish; each use counts."""
@@ -757,6 +957,9 @@ class World:
     def do_pub(self, person: Person, step: Step, *, wants_answer: bool = False) -> None:
         subject = self.subjects[step.which % len(self.subjects)]
         size = SIZES[(step.which + step.much) % len(SIZES)] if self.schedule.has("slow") else 0
+        if self.schedule.has(BOUNDS) and step.much % 4 == 0:
+            size = LARGEST_PAYLOAD
+            self.seen["largest payload"] += 1
         for _ in range(1 + step.much % 3):
             if not person.is_read:
                 break
@@ -814,7 +1017,7 @@ class World:
         """Reload its permissions."""
         self.swarm.turn()
         self.look()
-        if not person.is_read or not self.schedule.has("rights"):
+        if not person.is_read or not self.schedule.has("rights") or self.schedule.has(ANEW):
             return
         rights = step.which % len(RIGHTS)
         if rights == person.rights:
@@ -842,6 +1045,186 @@ class World:
         assert ended == should, f"the reload ends {ended}, not {should}"
         self.seen["rights reloaded"] += 1
         self.swarm.turn()
+
+    def do_connect(self, person: Person, step: Step) -> None:
+        """It sends CONNECT again, often as somebody else, and more in the same write."""
+        if not self.schedule.has(ANEW):
+            return
+        self.swarm.turn()
+        self.look()
+        if not person.is_read:
+            return
+        rng = Random(f"connect {step.who} {step.which} {step.much}")
+        account, rights = person.account, person.rights
+        if self.schedule.has("rights") and rng.random() < 0.6:
+            rights = rng.randrange(len(RIGHTS))
+        if self.is_like_newer and rng.random() < 0.5:
+            account = rng.choice(self.tenants.accounts)
+        hears_nobody = rng.random() < 0.7
+        wishes = person.wishes._replace(
+            echo=self.servers is not None or rng.random() < 0.6,
+            no_responders=hears_nobody,
+            headers=hears_nobody or not self.schedule.has(MODEST) or rng.random() < 0.5,
+            verbose=self.schedule.has(VERBOSE) and rng.random() < 0.5,
+            pedantic=self.schedule.has(VERBOSE) and rng.random() < 0.5,
+        )
+        is_good = rng.random() > 0.06
+        others = [one for one in self.tenants.accounts if one != person.account]
+        if not is_good and not self.is_like_newer and others and rng.random() < 0.5:
+            # 2.9 refuses who has subscriptions and wants another account.
+            line = connect_line(wishes, user_name(rng.choice(others), rights))
+        else:
+            line = connect_line(wishes, user_name(account, rights), is_good=is_good)
+        if not is_good:
+            person.is_refused = True
+            person.errors += 1
+            self.expect(person, "-ERR 'Authorization Violation")
+            self.seen["anew, refused"] += 1
+            self.say(person, line)
+            self.swarm.turn()
+            self.look()
+            assert person.is_gone, f"client {person.number} stays, and was to be refused"
+            return
+        self.seen["anew"] += 1
+        self.seen["anew, in another account"] += account != person.account
+        is_other = account != person.account or RIGHTS[rights] is not RIGHTS[person.rights]
+        assert isinstance(person.client.session, Login)
+        person.client.session.on_entered = lambda: self.on_entered(person, rights, is_other)
+        if account != person.account:
+            person.to_answer.clear()
+            person.unread = deque(one for one in person.unread if one[1] == "PONG")
+        person.account, person.rights = account, rights
+        person.wishes = wishes
+        self.expect(person, "+OK")
+        words = [line]
+        if self.is_like_newer:
+            self.seen["anew, and without subscriptions"] += len(person.subscriptions) > 1
+            for sub in person.subscriptions:
+                if sub.anew_at == NEVER:
+                    sub.anew_at, sub.anew_until = self.now, NEVER
+                sub.left_at = min(sub.left_at, self.now)
+            self.last_left = person.process
+            words.append(self.wanted(person, f"_INBOX.{person.number}.*", ""))
+            person.inbox = person.subscriptions[-1]
+        for _ in range(rng.randrange(3)):
+            pattern, queue = rng.choice(self.patterns), rng.choice(self.queues)
+            is_full = self.has_too_many(person, more=1)  # (else it is known too late, by the rights that it has then)
+            if may_subscribe(rights, pattern) and (not queue or self.may_queue(account)) and not is_full:
+                words.append(self.wanted(person, pattern, queue))
+        for _ in range(rng.randrange(3)):
+            subject = rng.choice(self.subjects)
+            if self.schedule.has(TRACED) and RIGHTS[rights] is not None:
+                break  # (whether it may be traced would be known only later)
+            if may_publish(rights, self.tenants.mapped(account, subject)[0]):
+                words.append(self.publish(person, subject, 0, wants_answer=rng.random() < 0.5))
+        if rng.random() < 0.4:
+            self.expect(person, "PONG")
+            person.is_asking = person.is_waiting = True
+            words.append(b"PING\r\n")
+        self.say(person, b"".join(words), finish=step.who % 3 != 0)
+        self.seen["anew, when siblings know"] += not person.is_gone and person.client.session._entering is not None
+        if step.much % 3 == 0 and person.is_read:
+            self.do_ping(person, step)
+
+    def do_ask(self, person: Person, step: Step) -> None:
+        """A request with an inbox of its own, which ends by a max."""
+        number = len(self.messages)
+        most = 1 + step.much % 2
+        words = [self.wanted(person, f"_INBOX.{person.number}.{number}", "")]
+        sub = person.subscriptions[-1]
+        if step.which % 3:
+            sub.most = most
+            self.expect(person, "+OK")
+            words.append(b"UNSUB %d %d\r\n" % (sub.sid, most))
+        self.say(person, b"".join(words), finish=False)
+        if person.is_read:
+            subject = self.subjects[step.much % len(self.subjects)]
+            self.say_publish(person, self.publish(person, subject, 0, wants_answer=True), finish=step.who % 3 != 0)
+        self.seen["inbox with a max"] += 1
+
+    def do_exceed(self, person: Person, step: Step) -> None:
+        """A control line as long as it may be; or that, or a payload, is longer by a byte, and the client is closed."""
+        if not self.schedule.has(BOUNDS):
+            return
+        if step.much % 6:
+            if self.schedule.has("accounts"):
+                return
+            words = self.publish(person, "z.b", 8)
+            room = LONGEST_LINE - (words.index(b"\r\n") - words.index(b" ") - 1)
+            message = self.messages[-1]
+            message.subject = f"z{'z' * room}.b"
+            self.seen["longest line"] += 1
+            self.say(person, words.replace(b"z.b", message.subject.encode(), 1), finish=step.who % 3 != 0)
+            return
+        person.is_refused = True
+        person.errors += 1
+        self.seen["too large"] += 1
+        if step.which % 2:
+            self.expect(person, "-ERR 'Maximum Payload Violation")
+            words = b"PUB a %d\r\n" % (LARGEST_PAYLOAD + 1)
+        else:
+            self.expect(person, "-ERR 'maximum control line exceeded")
+            words = b"PUB %b 1\r\n1\r\n" % (b"a" * (LONGEST_LINE - 1))
+        person.client.feed(words, [] if step.who % 2 else iter([70_000, 61_000, 5]))
+        self.look()
+        assert person.is_gone, f"client {person.number} stays with what is too large"
+
+    def do_odd(self, person: Person, step: Step) -> None:
+        """It says what is wrong, once or very often, and more in the same write."""
+        if not self.schedule.has(VERBOSE):
+            return
+        times = MANY_ERRORS if step.much % 4 == 0 else 1 + step.much % 3
+        words: list[bytes] = []
+        is_full = self.has_too_many(person, more=1)
+        for number in range(times):
+            if step.which % 3 == 0 and self.servers is None and not self.schedule.has("accounts"):
+                if times == MANY_ERRORS and number > 2:
+                    break
+                if may_publish(person.rights, "a.*"):
+                    if person.wishes.pedantic:
+                        person.errors += 1
+                        self.expect(person, "-ERR 'Invalid Publish Subject")
+                    words.append(self.publish(person, "a.*", 0))
+                continue
+            person.errors += 1
+            if not may_subscribe(person.rights, "a..b"):
+                self.expect(person, "-ERR 'Permissions Violation for Subscription")
+            else:
+                self.expect(person, f"-ERR '{'maximum subscriptions' if is_full else 'Invalid Subject'}")
+            words.append(b"SUB a..b odd\r\n")
+        self.seen["many errors"] += times == MANY_ERRORS
+        if step.who % 2:
+            words.append(self.publish(person, self.subjects[step.which % len(self.subjects)], 0))
+        self.feed_in_turns(person, b"".join(words), finish=step.who % 3 != 0)
+        if step.which % 2 and person.is_read:
+            self.do_ping(person, step)
+
+    def feed_in_turns(self, person: Person, words: bytes, *, finish: bool) -> None:
+        """A write that may take several turns."""
+        person.client.feed(words, finish=finish and not self.is_bursting)
+        self.swarm.turn()
+        self.look()
+
+    def on_entered(self, person: Person, rights: int, is_other: bool) -> None:
+        """Its CONNECT holds from now on."""
+        self.look()  # what it has been sent by now was for who it was
+        self.history.rights[person.number].append((self.now, rights))
+        person.limits = self.limits
+        if is_other:
+            person.reads.clear()
+        for sub in person.subscriptions:
+            sub.anew_until = min(sub.anew_until, self.now)
+        if self.is_like_newer:
+            return
+        for sub in person.subscriptions:
+            if sub.left_at == NEVER and not may_subscribe(rights, sub.pattern):
+                sub.left_at = self.now
+                if sub.queue:
+                    sub.gone_at = min(sub.gone_at, self.now)  # it does not linger
+
+    def may_queue(self, account: str) -> bool:
+        """Whether clients of this account become members of queue groups here."""
+        return not (self.schedule.has("third") and account == "C" and not self.schedule.has("queues"))
 
     def do_reload(self, step: Step) -> None:
         """Reload mappings and stream imports, on all shards at once while everything is in step.
@@ -977,7 +1360,7 @@ class World:
         for person in self.people:
             if person.is_read and person.account == account:
                 places.setdefault(person.process.number, person)
-        pattern, queue = self.patterns[step.which % len(self.patterns)], promises.QUEUES[step.much % 2]
+        pattern, queue = self.patterns[step.which % len(self.patterns)], self.queues[1 + step.much % 2]
         if self.schedule.has("third") and account == "C" and not self.schedule.has("queues"):
             return
         for person in places.values():
@@ -1041,7 +1424,7 @@ class World:
         others = others[:1] if way < 2 else others
         subject = step.much // 4 % len(self.subjects)
         for person in (last, *others):
-            self.subscribe(person, self.subjects[subject], QUEUES[1 + step.who % 2])
+            self.subscribe(person, self.subjects[subject], self.queues[1 + step.who % 2])
         self.do_settle(step)
         self.tick()  # they are there, for all to know, …
         if not publisher.is_read:
@@ -1365,7 +1748,7 @@ class World:
         """At most so many of those who can move begin to."""
         chosen: list[Person] = []
         for person in wanted:
-            why = old.links.moves.why_not(person.client.connection)
+            why = old.links.moves.why_not(person.client.connection) or self.objection(person.client) or None
             if why is None and len(chosen) < most:
                 chosen.append(person)
             elif why is not None:
@@ -1466,6 +1849,9 @@ class World:
     def words_of(self, client: EngineClient) -> bytes:
         """Who it is: for admit(). Its move begins."""
         person = self.person_of(client)
+        words = b"%d" % person.number
+        if isinstance(client.session, Login):
+            words += b" " + moved.encoded_session(client.session.freeze())
         person.moves_since, person.moves_to = self.now, person.process.host.there
         self.history.moved.add(person.number)
         person.sight.is_watched = True
@@ -1473,11 +1859,28 @@ class World:
             if sub.client == person.number and sub.left_at == NEVER:
                 self.seen["member moves"] += bool(sub.queue)
                 self.seen["max moves"] += sub.most != NEVER
-        return b"%d" % person.number
+        return words
+
+    def objection(self, client: EngineClient) -> str:
+        """Why its session cannot be moved now; "": it can."""
+        return client.session.objection_to_freezing() if isinstance(client.session, Login) else ""
+
+    def goes_on(self, client: EngineClient, connection: ClientConnection) -> None:
+        """It is at its new shard, as this connection."""
+        person = self.person_of(client)
+        if person.coming is not None:
+            person.coming.errors = client.session.errors
+            client.session, person.coming = person.coming, None  # type: ignore[assignment]
+        client.session.connection = connection
 
     def admit(self, process: Process, offered: OfferedClient) -> ClientConnection:
         """Make a connection for a client that is to come."""
-        person = self.people[int(offered.words)]
+        number, _, who = offered.words.partition(b" ")
+        person = self.people[int(number)]
+        if who:
+            person.coming = self.owner_of(process).expect(offered.cid, moved.decoded_session(who))
+            person.coming.connection.set_limits(person.limits)
+            return person.coming.connection
         mesh = process.engine.probe.mesh
         assert mesh is not None
         sublist = mesh.account(offered.account)
@@ -1567,10 +1970,15 @@ class World:
         self.rest()
         assert not any(one.is_waiting for one in self.people if not one.is_gone), "a PONG did not come in the end"
         assert not any(one.is_on_its_way for one in self.people if not one.is_gone), "a client did not arrive"
+        for person in self.people:
+            assert person.is_gone or not person.expected, f"client {person.number} was not told {person.expected}"
         self.note_settled()
         self.check_counts()
         self.check_staying()
         promises.check(self.history)
+        for message in self.messages if self.schedule.has(TRACED) else ():
+            self.traces.check(message, self.subscriptions)
+            self.seen["several documents"] += len(self.traces.documents.get(message.number, ())) > 1
         for process in self.swarm.alive:
             self.count(process)
         self.seen.update(self.swarm.seen)
@@ -1698,4 +2106,8 @@ OF_CLIENTS: dict[str, Callable[[World, Person, Step], None]] = {
     "burst": World.do_burst,
     "mimic": World.do_mimic,
     "rights": World.do_rights,
+    "connect": World.do_connect,
+    "ask": World.do_ask,
+    "exceed": World.do_exceed,
+    "odd": World.do_odd,
 }
