@@ -55,6 +55,7 @@ SITUATIONS = {
     "traced message": "traced",
     "… for nobody": "traced only",
     "… of which several shards tell": "several documents",
+    "… and shards of another account": "trace in another account",
     "+OK": "+OK",
     "pedantic error": "Invalid Publish Subject",
     "many errors in one write": "many errors",

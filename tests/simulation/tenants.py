@@ -72,7 +72,8 @@ class Tenants:
 
     `has_third`: a service and a stream have the same subject, and a third account, which must not get requests,
     imports the stream. `is_chunked`: a request may have any number of answers. `is_weighted`: the mapping has two
-    destinations. `variant`: what a reload has left out: 1 the mapping, 2 and 4 the streams of A.
+    destinations. `allows_trace`: traces follow to other accounts. `variant`: what a reload has left out: 1 the mapping,
+    2 and 4 the streams of A.
     """
 
     threshold_s: float
@@ -80,6 +81,7 @@ class Tenants:
     accounts: tuple[str, ...]
     mapping: tuple[str, tuple[tuple[str, int], ...]]  # in A: its subject, and destinations with their shares
     is_chunked: bool
+    allows_trace: bool
 
     def __init__(
         self,
@@ -88,10 +90,12 @@ class Tenants:
         has_third: bool = False,
         is_chunked: bool = False,
         is_weighted: bool = False,
+        allows_trace: bool = False,
         variant: int = 0,
     ) -> None:
         self._views: dict[tuple[str, str, str], tuple[View, ...]] = {}
         self.is_chunked = is_chunked
+        self.allows_trace = allows_trace
         self.threshold_s = 0.4 if kind % 4 == 1 else 120.0
         self.crossings = ()
         self.accounts = (GLOBAL_ACCOUNT,)
@@ -121,6 +125,7 @@ class Tenants:
                 is_service=True,
                 threshold_s=self.threshold_s,
                 response="chunked" if self.is_chunked else "singleton",
+                allow_trace=self.allows_trace,
             ),
         )
         return Options(
@@ -129,7 +134,13 @@ class Tenants:
                     name,
                     exports=exports,
                     imports=tuple(
-                        Import(one.exporter, one.subject, one.is_service, one.to)
+                        Import(
+                            one.exporter,
+                            one.subject,
+                            one.is_service,
+                            one.to,
+                            allow_trace=self.allows_trace and not one.is_service,
+                        )
                         for one in self.crossings
                         if one.importer == name
                     ),

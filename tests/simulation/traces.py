@@ -27,7 +27,8 @@ OWN_LINES = b"Nats-Trace-Hop: ", b"Nats-Request-Info: "
 def header_of(number: int, *, asks: bool, is_only: bool) -> bytes:
     """A header that asks for a trace of this message, or one of the same length that does not."""
     only = b"Nats-Trace-Only: %b\r\n" % (b"true" if asks else b"nope") if is_only else b""
-    return b"NATS/1.0\r\n%b: t.%06d\r\n%b\r\n" % (DESTINATION if asks else NO_DESTINATION, number, only)
+    to = DESTINATION if asks else NO_DESTINATION
+    return b"NATS/1.0\r\n%b: t.%06d\r\nNumber: %06d\r\n%b\r\n" % (to, number, number, only)
 
 
 def lines_of(header: bytes, *, with_destination: bool) -> list[bytes]:
@@ -59,6 +60,7 @@ class Traces:
         """`who(cid)`: its number, and its account."""
         self._known = Known(who)
         self.documents: dict[int, list[Any]] = {}
+        self.n_across = 0  # so many of them tell another account's shards' part of a request
 
     def begin(self, probe: Probe, options: Options) -> None:
         """Trace messages at this shard."""
@@ -71,7 +73,10 @@ class Traces:
 
     def say_soon(self, account: str, subject: bytes, payload: bytes, header: bytes = b"") -> None:
         """A shard publishes a document."""
-        self.documents.setdefault(int(subject.split(b".")[1]), []).append(orjson.loads(payload))
+        document = orjson.loads(payload)
+        (number,) = document["request"]["header"]["Number"]
+        self.documents.setdefault(int(number), []).append(document)
+        self.n_across += subject.startswith(b"_R_")
 
     def check(self, message: Message, subscriptions: list[Subscription]) -> None:
         """Each hop tells once what became of it, and what it says was delivered was."""

@@ -253,6 +253,7 @@ class World:
             has_third=self.schedule.has("third"),
             is_chunked=self.schedule.has("chunked"),
             is_weighted=self.schedule.has("weighted"),
+            allows_trace=self.schedule.has(TRACED) and self.schedule.seed % 2 == 1,
             variant=variant,
         )
 
@@ -1077,14 +1078,12 @@ class World:
             line = connect_line(wishes, user_name(account, rights), is_good=is_good)
         if not is_good:
             person.is_refused = True
-            person.errors += 1
             self.expect(person, "-ERR 'Authorization Violation")
             self.seen["anew, refused"] += 1
-            self.say(person, line)
+            person.client.feed(line)
             self.swarm.turn()
             self.look()
-            assert person.is_gone, f"client {person.number} stays, and was to be refused"
-            return
+            return  # (it may wait until nothing of its lingers any more)
         self.seen["anew"] += 1
         self.seen["anew, in another account"] += account != person.account
         is_other = account != person.account or RIGHTS[rights] is not RIGHTS[person.rights]
@@ -1971,6 +1970,7 @@ class World:
         assert not any(one.is_waiting for one in self.people if not one.is_gone), "a PONG did not come in the end"
         assert not any(one.is_on_its_way for one in self.people if not one.is_gone), "a client did not arrive"
         for person in self.people:
+            assert person.is_gone or not person.is_refused, f"client {person.number} stays, and was to be refused"
             assert person.is_gone or not person.expected, f"client {person.number} was not told {person.expected}"
         self.note_settled()
         self.check_counts()
@@ -1978,6 +1978,7 @@ class World:
         promises.check(self.history)
         for message in self.messages if self.schedule.has(TRACED) else ():
             self.traces.check(message, self.subscriptions)
+            self.seen["trace in another account"] = self.traces.n_across
             self.seen["several documents"] += len(self.traces.documents.get(message.number, ())) > 1
         for process in self.swarm.alive:
             self.count(process)
