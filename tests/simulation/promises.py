@@ -480,7 +480,8 @@ def check_no_responders(history: History, reach: Reach) -> None:
         is_sure
         and all(sub.is_over_for(message) or is_really_over(sub, message) for sub in subs)
         and message.acked_at != NEVER
-        and message.client not in history.moved | history.echoless
+        and message.client not in history.moved
+        and not message.is_echoless
         and len(reach.groups) <= 1
     ):
         assert message.nobody_at <= message.acked_at, f"{message}: everybody had gone, and it was not told"

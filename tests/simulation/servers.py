@@ -538,7 +538,7 @@ class Server:
             self.servers.seen["queue message sent on, for its groups alone"] += 1
         message = self.servers.messages[number]
         is_answer = message.subject.startswith("_R_")  # (what it is for its asker comes under another subject)
-        if queues and message.client in self.servers.history.echoless and self.takes_only_queues and not is_answer:
+        if queues and message.is_echoless and self.takes_only_queues and not is_answer:
             # (what was detached does not say so)
             assert whose or self.servers.history.moved, f"{message}: who wants no echo is not named"
         if subject.startswith(f"_R_.M{self.number}."):
