@@ -145,8 +145,8 @@ cdef extern from *:
         __atomic_fetch_add(&slot->changes_done, 1, __ATOMIC_SEQ_CST);
     }
 
-    /* A client that moves is counted by the broker all the time, by its old shard until it leaves that, and by the new one
-       from its arrival on. While it is expected there, nobody compares the sum: it may be on its way. */
+    /* A client that moves is counted by the broker all the time, by its old shard until it leaves that, and by the new
+       one from its arrival on. While it is expected there, nobody compares the sum: it may be on its way. */
     static inline void page_expect_connection(ShardSlot *slot) {
         __atomic_fetch_add(&slot->changes_begun, 1, __ATOMIC_SEQ_CST);
     }
@@ -306,7 +306,8 @@ cdef extern from *:
     int page_try_add_connection(PageHeader* header, ShardSlot* slot, int64_t max_connections) noexcept nogil
     void page_remove_connection(PageHeader* header, ShardSlot* slot) noexcept nogil
     int64_t page_connections(PageHeader* header) noexcept nogil
-    # Of a client that moves: expected by its new shard, left by the old one, taken by the new one, or not expected any more.
+    # Of a client that moves: expected by its new shard, left by the old one, taken by the new one, or not expected any
+    # more.
     void page_expect_connection(ShardSlot* slot) noexcept nogil
     void page_pass_connection(ShardSlot* slot) noexcept nogil
     void page_take_connection(ShardSlot* slot) noexcept nogil
