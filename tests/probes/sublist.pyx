@@ -105,6 +105,7 @@ cdef class SublistProbe:
                 "cached": self.sublist.cache_count, "cache_bytes": self.sublist.cache_bytes,
                 "most_cached": MOST_CACHE_SETS * CACHE_WAYS, "most_cache_bytes": MOST_CACHE_BYTES,
                 "steps": self.sublist.n_steps, "queue_names": self.sublist.queue_names.count,
+                "wide": self.sublist.wide.count,
                 "literals": sum([spread_at(&self.sublist.literals, i).count for i in range(MOST_SPREAD)
                                  if spread_at(&self.sublist.literals, i) != NULL]),
                 "patterns": self.sublist.root.tokens.count + (self.sublist.root.star != NULL)
