@@ -48,8 +48,8 @@ cdef extern from *:
     typedef struct {
         /* Gauges of the running process; the router zeroes them when it dies. */
         uint64_t connections __attribute__((aligned(64)));
-        uint64_t changes_begun;       /* of `connections`; differs from changes_done inside a change, and while clients of
-                                         other shards are expected, by their number */
+        uint64_t changes_begun;       /* of `connections`; differs from changes_done inside a change, and while clients
+                                         of other shards are expected, by their number */
         uint64_t changes_done;
         uint64_t subscriptions;
         uint64_t loop_lag_us;

@@ -4,10 +4,10 @@
 A memfd made by the router and mapped by every shard: the next client id, the number of connections of the whole
 broker (atomic, so that max_connections is exact), what has passed to and from other servers, and one slot of gauges
 and counters per shard. It is not a message channel: no process waits on it. Invariant: the broker's connection count is
-the sum of the slots' counts, except for changes in progress, and clients on their way from one shard to another. It outlives a killed shard, so ids are never reused and
-totals never decrease. Cost: 17 KiB for the whole broker; with connection limits of accounts 8 KiB more, and 4 KiB more
-per shard; each user with publish_limits at most 8 KiB more. A connection costs five atomic additions, a message only
-plain stores.
+the sum of the slots' counts, except for changes in progress, and clients on their way from one shard to another. It
+outlives a killed shard, so ids are never reused and totals never decrease. Cost: 17 KiB for the whole broker; with
+connection limits of accounts 8 KiB more, and 4 KiB more per shard; each user with publish_limits at most 8 KiB more. A
+connection costs five atomic additions, a message only plain stores.
 """
 
 import os

@@ -58,8 +58,12 @@ class History:
         return any(is_kept_out(one, subject) for one in self.rights_of(sub, first, last))
 
     def inbox_of(self, message: Message) -> Subscription | None:
-        """The subscription to which its publisher has answers sent; None: that is a user of another server."""
-        return self.subscriptions[message.inbox - 1] if message.inbox else None
+        """The subscription to which its publisher has answers sent; None: a user of another server, who has none."""
+        if message.inbox:
+            return self.subscriptions[message.inbox - 1]
+        pattern = f"_INBOX.{message.client}.*"
+        of_users = (one for one in self.subscriptions if one.is_outside and one.pattern == pattern)
+        return next(of_users, None)
 
 
 @dataclass(slots=True)
