@@ -21,6 +21,7 @@ from gnatswarm.broker.word cimport SLACK, copy_run, decimal, likely, unlikely
 
 cdef enum:
     LONGEST_RUN_BYTES = 262144   # a whole read, so that who takes none of it is not past its stall mark
+    MOST_NUMBERS_BYTES = 31      # of a QMSG that nobody has sent on: its numbers
     MOST_PREFIX_BYTES = 512      # of frames of a run to a queue group; those with longer names are written one by one
 
 
@@ -53,6 +54,22 @@ cdef size_t write_named(uint8_t *to, const Publish *publish, const Token *queues
     to[n] = c'\r'
     to[n + 1] = c'\n'
     return n + 2
+
+
+cdef size_t write_beginning(uint8_t *to, const Entry *entry, const Choice *choice, const Publish *publish,
+                            bint is_kept) noexcept nogil:
+    """How the frames of a run to one queue group begin, up to its name; `is_kept`: QMSG, which says from whom."""
+    cdef size_t n = 4
+    if is_kept:
+        memcpy(to, b'QHMG 0 0 0 ' if publish.header_size else b'QMSG 0 0 0 ', 11)
+        n = 11 + decimal(to + 11, publish.publisher)
+    else:
+        memcpy(to, b'HMSG' if publish.header_size else b'RMSG', 4)
+    memcpy(to + n, entry.text + entry.rmsg_at + 4, entry.rmsg_size - 4)   # " <account> <subject>"
+    n += entry.rmsg_size - 4
+    memcpy(to + n, b' | ', 3)
+    memcpy(to + n + 3, <uint8_t *>choice.name + sizeof(QueueName), choice.name.key.size)
+    return n + 3 + choice.name.key.size
 
 
 cdef bytearray rewritten(Publish *other, const Publish *message, bytes header, Token reply):
@@ -495,24 +512,29 @@ cdef class Fanout:
                                             Outcome *outcome) noexcept:
         """A run without replies to one queue group with members at siblings: all its frames begin the same."""
         cdef uint8_t prefix[MOST_PREFIX_BYTES]
+        cdef uint8_t kept[MOST_PREFIX_BYTES]   # for siblings, where the publisher may not have it
         cdef Choice *choice = entry.choices
-        cdef size_t size = entry.rmsg_size + 3 + choice.name.key.size
+        cdef size_t size, kept_size = 0
         cdef Publish message = publish[0]
         cdef OutBuf *link
         cdef uint32_t n = 0, sent = 0, _i
         cdef int shard
-        if size > MOST_PREFIX_BYTES - SLACK:
+        cdef bint is_taken
+        if entry.rmsg_size + choice.name.key.size > MOST_PREFIX_BYTES - MOST_NUMBERS_BYTES - SLACK:
             return self.deliver_singly(sublist, entry, publish, avoided, outcome)
-        memcpy(prefix, entry.text + entry.rmsg_at, entry.rmsg_size)
-        memcpy(prefix + entry.rmsg_size, b' | ', 3)
-        memcpy(prefix + entry.rmsg_size + 3, <uint8_t *>choice.name + sizeof(QueueName), choice.name.key.size)
-        prefix[0] = c'H' if publish.header_size else c'R'
+        size = write_beginning(prefix, entry, choice, publish, False)
+        if publish.publisher:
+            kept_size = write_beginning(kept, entry, choice, publish, True)
         message.count = 1
         for _i in range(publish.count):
             shard = self.choose_member(sublist, entry, choice, &message, avoided)
             if shard >= 0:
                 link = self.links[shard]
-                if self.send_run(link, prefix, size, &message, 1):
+                if unlikely(kept_size != 0) and shard != GATEWAY_NUMBER:
+                    is_taken = self.send_run(link, kept, kept_size, &message, 1)
+                else:
+                    is_taken = self.send_run(link, prefix, size, &message, 1)
+                if is_taken:
                     link.msgs += 1
                     link.payload_bytes += publish.size
                     sent += 1
@@ -670,7 +692,7 @@ cdef class Fanout:
             frames = self.link_out_msgs
             no_outcome(&singly)
             if entry.n_choices == 1 and entry.n_plain == 0 and entry.remote == 0 and publish.reply.size == 0 \
-                    and publish.blob == NULL and publish.publisher == 0 and entry.choices.n_members:
+                    and publish.blob == NULL and entry.choices.n_members:
                 n = self.deliver_to_group_anywhere(sublist, entry, publish, avoided, &singly)
             else:
                 n = self.deliver_singly(sublist, entry, publish, avoided, &singly)

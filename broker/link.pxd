@@ -32,10 +32,11 @@ cdef class SiblingLink(OriginLink):
     cdef size_t last_size                # bytes of the last read
     cdef object resting                  # see rest_with()
     cdef Sublist sublist                 # of the account named last
-    cdef Repeat repeat                   # the last RMSG line, with one queue group or none: see repeat.pxd
+    cdef Repeat repeat                   # the last RMSG line, or QMSG line that none has sent on, with one queue group or none: see repeat.pxd
     cdef size_t repeat_subject_at        # in that line
     cdef size_t repeat_queue_at
     cdef size_t repeat_queue_size        # 0: it names no queue group
+    cdef uint64_t repeat_publisher       # of a QMSG: who may not have it; 0: it is an RMSG
     cdef list pings_due                  # for each of its PINGs without a PONG: the orphans that it waits for
     cdef readonly uint64_t in_msgs
     cdef readonly uint64_t in_bytes
@@ -44,6 +45,7 @@ cdef class SiblingLink(OriginLink):
 
     cdef Py_ssize_t operate(self, const uint8_t *data, size_t size, Blob *whole) except -1
     cdef Py_ssize_t message(self, const uint8_t *data, size_t size, RouteOp *op, Blob *whole) except -1
+    cdef bint is_of_run(self, const RouteOp *op) noexcept
     cdef uint64_t been(self) noexcept
     cdef uint32_t queue_run(self, const uint8_t *line, Publish *run) except *
     cdef Py_ssize_t traced_message(self, const uint8_t *data, size_t size, RouteOp *op, Blob *whole) except -1

@@ -344,11 +344,12 @@ cdef class SiblingLink(OriginLink):
             plainly = (op.been & PLAINLY) != 0
             op.been &= ~<uint64_t>PLAINLY
         is_reply = unlikely(entry.crosses) and plainly and extras_of(entry).is_reply
-        if op.tail != NULL and op.kind == ROUTE_MSG and op.n_queues <= 1 \
+        if op.tail != NULL and op.n_queues <= 1 and (op.kind == ROUTE_MSG or self.is_of_run(op)) \
                 and whole == NULL and not is_reply and not op.is_across:
             repeat_remember(&self.repeat, sublist, entry, data, op.line_size, &message)
             self.repeat_subject_at = op.subject.at - data
             self.repeat_queue_size = op.queues[0].size if op.n_queues else 0
+            self.repeat_publisher = message.publisher
             self.repeat_queue_at = op.queues[0].at - data if op.n_queues else 0
         self.in_msgs += 1
         self.in_bytes += op.size
@@ -478,9 +479,10 @@ cdef class SiblingLink(OriginLink):
         cdef Fate fate
         cdef uint32_t n = 0
         message.count = 1
+        message.publisher = self.repeat_publisher
         while True:
             no_outcome(&outcome)
-            orphans = self.fanout.deliver_here(sublist, entry, &message, True, &queue, 1, &outcome)
+            orphans = self.fanout.deliver_here(sublist, entry, &message, message.publisher == 0, &queue, 1, &outcome)
             if unlikely(outcome.stalls or entry.slow_told_us != 0):
                 self.look_if_slow(sublist, entry, outcome.stalls)
             if unlikely(orphans != 0):
@@ -494,6 +496,11 @@ cdef class SiblingLink(OriginLink):
                 return n
             message.tail += run.stride
             message.payload += run.stride
+
+    cdef bint is_of_run(self, const RouteOp *op) noexcept:
+        """A QMSG as a publisher's shard writes it, where the publisher wants no echo."""
+        return op.id == 0 and op.visited == 0 and op.been == 0 and op.publisher != 0 and self.fanout.onward is None \
+            and self.shard != GATEWAY_NUMBER
 
     cdef uint64_t been(self) noexcept:
         """Where a message was that the sibling has not sent on: the gateway has no clients."""

@@ -33,7 +33,7 @@ from typing import Any
 
 from gnatswarm.probes import engine as probe
 from gnatswarm.probes.engine import ProbeSocket
-from tests.support.engine import QUIET, Engine, EngineClient
+from tests.support.engine import NO_ECHO, QUIET, Engine, EngineClient
 from tests.support.mesh import Mesh
 
 READ = 262_144  # bytes of one read
@@ -244,12 +244,13 @@ def settle(mesh: Mesh) -> None:
         end.carried = 0
 
 
-def crossing(data: list[bytes], subscriptions: Iterable[bytes]) -> Callable[[int], Load]:
+def crossing(data: list[bytes], subscriptions: Iterable[bytes], connect: bytes = b"") -> Callable[[int], Load]:
     """From a client of one shard to clients of the other, one for each subscription."""
 
     def make(_: int) -> Load:
         mesh = counted_mesh(2)
         publisher = mesh.clients[0]
+        publisher.feed(connect)
         receivers = []
         for line in subscriptions:
             client = mesh.engines[1].client()
@@ -348,6 +349,13 @@ ROWS = [
     Row(
         "across 2 shards, queue group of 4",
         crossing([published(b"bench.subject", 16) * 5000], FOUR_MEMBERS),
+        5000,
+        10,
+        16,
+    ),
+    Row(
+        "across 2 shards, queue group of 4, without echo",
+        crossing([published(b"bench.subject", 16) * 5000], FOUR_MEMBERS, NO_ECHO),
         5000,
         10,
         16,
