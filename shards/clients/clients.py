@@ -148,6 +148,7 @@ class Clients:
         self._reload_later: dict[int, bool] = {}  # cid of a client that moves → whether its stream imports have changed
         self._ending: dict[ClientSession, None] = {}  # those with subscriptions to end, in the order of their turns
         self._ends_soon = False
+        self._at_once = 0  # so many subscriptions are still renewed in the turn of a reload
         self._busy: deque[ClientSession] = deque()  # held, because they have had their turn
         self._surplus: set[int] = set()  # cids of clients that are being closed, and count no more: see _close_surplus
         self.closed = Closed(options.limits.max_closed_clients)
@@ -673,6 +674,7 @@ class Clients:
         self._set_authenticators(options)
         self.rights = Rights(options, self._mesh, self.rights)
         self.allowances = Allowances(options, self._page)
+        self._at_once = LOOKED_AT_ONCE
         for session in self.open.values():
             if session.connection.is_moving:
                 self._note_reload(session, listeners)
@@ -716,8 +718,12 @@ class Clients:
 
     def _listen_anew(self, session: ClientSession) -> None:
         """Its account imports other streams than before."""
-        session.connection.listen_anew()
-        if session.connection.is_ending:
+        connection = session.connection
+        connection.listen_anew()
+        while connection.is_ending and self._at_once > 0:  # where there are few, a reload that is over has done all
+            self._at_once -= max(connection.subscriptions, CLIENT_COUNTS_AS)
+            session.end_some(LOOKED_AT_ONCE)
+        if connection.is_ending:
             self.end_soon(session)
 
     def _reload_now(self, cid: int) -> None:

@@ -249,6 +249,24 @@ def test_a_client_that_reads_is_not_closed_for_what_waits_while_it_moves(moving)
     mesh.close()
 
 
+def test_what_was_not_sent_at_the_old_shard_counts_with_what_is_detached(moving):
+    mesh = moving.mesh
+    client, other, near, *_ = mesh.clients
+    moving.hosts[NEW].limits = Limits(max_pending_bytes=100_000)
+    client.feed(b"SUB a 1\r\n")
+    mesh.settle()
+    moving.hosts[OLD].probe.set_takes(client.socket, 0)
+    published(other, *["x" * 30_000] * 30)
+    moving.begin(client)
+    mesh.settle()
+    for _ in range(270):
+        published(near, "y" * 30_000)
+        mesh.engines[NEW].probe.release_stalls()
+    moving.deliver()
+    assert client.connection.close_reason == CloseReason.SLOW_CONSUMER_PENDING_BYTES
+    mesh.close()
+
+
 def test_it_goes_on_in_the_middle_of_its_operations_and_its_publishes_stay_in_order(moving):
     mesh = moving.mesh
     client, listener = mesh.clients[0], mesh.clients[4]
