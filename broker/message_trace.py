@@ -56,6 +56,16 @@ def with_line(block: bytes, name: bytes, value: bytes) -> bytes:
     return FIRST_LINE + b"".join(line + b"\r\n" for line in lines) + b"%b: %b\r\n\r\n" % (name, value)
 
 
+def may_lead_somewhere(block: bytes) -> bool:
+    """Whether documents about a message with this header could go anywhere: by its destination, or a `traceparent`."""
+    headers = headers_of(block)
+    named = headers.get(DESTINATION.decode())
+    if named is None:
+        return is_sampled(headers)
+    is_over = named[0] == DISABLED.decode() or ORIGIN_ACCOUNT.decode() in headers
+    return not is_over and is_destination(named[0].encode())
+
+
 def later_hop(block: bytes, number: int) -> bytes:
     """The hop of what a shard sends on when its document has left; `number`: no two there have the same."""
     hop = headers_of(block).get(HOP.decode(), [""])[0]

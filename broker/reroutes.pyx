@@ -18,7 +18,7 @@ from gnatswarm.broker.interest cimport GATEWAY_NUMBER, NO_MAX
 from gnatswarm.broker.outbuf cimport CLOSE_NONE, out_append
 from gnatswarm.broker.peer cimport HOLD_REPLY
 from gnatswarm.broker.sublist cimport OWNER_AWAITED, PREFIX_BYTES
-from gnatswarm.broker.traced cimport is_under_trace
+from gnatswarm.broker.traced cimport asks_for_trace, is_under_trace
 from gnatswarm.broker.word cimport SLACK, hash_bytes, unlikely
 
 from gnatswarm.broker import message_trace
@@ -85,6 +85,13 @@ cdef bint refuses_here(Entry *entry, const Choice *choice, const Publish *messag
             if message.publisher and is_output_of(entry.targets[i].out, message.publisher):
                 return True
     return False
+
+
+cdef bint is_traced(Fanout fanout, Sublist sublist, const Publish *message) except -1:
+    """Does the shard that it goes to tell of it? (Else it goes on as it is, whatever its publisher wrote.)"""
+    return fanout.tracing is not None and is_under_trace(message.payload, message.header_size) \
+        and asks_for_trace(message.payload, message.header_size, sublist.traces_parents) \
+        and message_trace.may_lead_somewhere(message.payload[:message.header_size])
 
 
 cdef class Orphan:
@@ -275,8 +282,7 @@ cdef class Reroutes:
                 if pick < entry.weights[w].members:
                     break
                 pick -= entry.weights[w].members
-        if unlikely(message.header_size != 0) and fanout.tracing is not None \
-                and is_under_trace(message.payload, message.header_size):
+        if unlikely(message.header_size != 0) and is_traced(fanout, sublist, message):
             _room = self.trace_onward(&other, message, shard)
             message = &other
         if not fanout.send_queued(fanout.links[shard], entry, &queue, 1, message, True, orphan.id, visited,
@@ -318,8 +324,7 @@ cdef class Reroutes:
         entry = orphan.sublist.find(subject, len(orphan.subject),
                                     hash_bytes(subject, len(orphan.subject), orphan.sublist.seed))
         orphan.fill(&message)
-        if unlikely(message.header_size != 0) and self.mesh.fanout.tracing is not None \
-                and is_under_trace(message.payload, message.header_size):
+        if unlikely(message.header_size != 0) and is_traced(self.mesh.fanout, orphan.sublist, &message):
             _room = self.trace_onward(&other, &message, orphan.origin.shard)
             message = other
         if entry == NULL or not self.mesh.fanout.send_queued(&orphan.origin.out, entry, &queue, 1, &message, True,

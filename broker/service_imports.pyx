@@ -306,7 +306,8 @@ cdef class ServiceImports(AccountGate):
         if unlikely(self.fanout.trace is not None):
             there = self.send_untraced(response.importer, response.reply, message, reply, b"")
         elif unlikely(message.header_size != 0) and self.fanout.tracing is not None \
-                and asks_for_trace(message.payload, message.header_size, sublist.traces_parents):
+                and asks_for_trace(message.payload, message.header_size, sublist.traces_parents) \
+                and message_trace.may_lead_somewhere(message.payload[:message.header_size]):
             # It was kept back, and its document has left: nobody may trace it in the requestor's account.
             there = self.send(response.importer, response.reply, message, reply, b"", message_trace.DISABLED)
         else:

@@ -543,6 +543,23 @@ def test_a_traced_answer_that_waited_is_not_traced_in_the_other_account(make):
     assert set(told.places) == {("A", b"chosen")}
 
 
+def test_an_answer_that_asks_for_no_trace_goes_on_as_it_was_published(make):
+    """Its destination is no subject."""
+    mesh = make(2, WITH_HEADERS)
+    with_a_service(mesh)
+    told: Any = Documents()
+    for engine in mesh.engines.values():
+        engine.probe.fanout.tracing = MessageTracing(Options(), engine.probe.mesh, told, {})
+    responder = of_account(mesh, 1, b"A", b"SUB s 1\r\nPING\r\n")
+    asker = of_account(mesh, 0, b"B", b"SUB inbox 1\r\nPUB s inbox 1\r\n?\r\n")
+    (request,) = [frame for frame in frames(responder.take()) if frame.is_message]
+    block = b"NATS/1.0\r\nNats-Trace-Dest: a.*\r\nA: b\r\n\r\n"
+    responder.feed(b"HPUB %b %d %d\r\n%b5\r\n" % (request.reply, len(block), len(block) + 1, block))
+    mesh.settle()
+    (answer,) = [frame for frame in frames(asker.take()) if frame.is_message]
+    assert answer.body == block + b"5"
+
+
 def test_the_pong_of_who_answers_comes_behind_an_answer_that_waits_for_a_link(make):
     """From where it was asked the answer goes on to a shard whose interest is not known just then."""
     mesh = make(3)

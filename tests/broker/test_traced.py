@@ -37,6 +37,21 @@ LINES = st.sampled_from(
 ) | st.binary(max_size=80).map(lambda data: data.replace(b"\n", b""))
 
 
+@pytest.mark.parametrize(
+    ("lines", "leads"),
+    [
+        (b"Nats-Trace-Dest: t\r\n", True),
+        (b"Nats-Trace-Dest: t.*\r\n", False),
+        (b"Nats-Trace-Dest: trace disabled\r\n", False),
+        (b"Nats-Trace-Dest: t\r\nNats-Trace-Origin-Account: A\r\n", False),
+        (b"traceparent: 00-1-2-01\r\n", True),
+        (b"traceparent: 00-1-2-00\r\n", False),
+    ],
+)
+def test_a_trace_leads_to_a_subject_that_is_none_of_those_that_end_it(lines: bytes, leads: bool) -> None:
+    assert message_trace.may_lead_somewhere(FIRST + lines + b"\r\n") is leads
+
+
 @given(st.lists(LINES, max_size=6), st.booleans())
 def test_a_header_asks_where_a_line_begins_with_the_name(lines: list[bytes], by_parent: bool) -> None:
     block = FIRST + b"".join(line + b"\r\n" for line in lines) + b"\r\n"
@@ -259,6 +274,23 @@ def test_what_is_sent_on_to_another_shard_has_a_hop_of_its_own(traced: Traced) -
     assert hops_of(traced.told.documents) == ["", "1", "1.1"]
     between = traced.told.documents[1]["events"]
     assert [(event["type"], event["cid"], event.get("hop")) for event in between] == [("in", 0, None), ("eg", 2, "1.1")]
+
+
+@pytest.mark.parametrize(
+    "lines", [[b"Nats-Trace-Hop: 9"], [b"Nats-Trace-Dest: t.*", b"Nats-Trace-Hop: 9"], [b"Nats-Trace-Hop:", b"A: b"]]
+)
+def test_what_is_not_traced_is_sent_on_as_it_was_published(traced: Traced, lines: list[bytes]) -> None:
+    leaver, other = traced.client(1), traced.client(2)
+    leaver.feed(b"SUB a q 1\r\n")
+    traced.mesh.settle()
+    traced.publish(0, *lines)
+    other.feed(b"SUB a q 1\r\n")
+    traced.mesh.settle_but((0, 1))
+    leaver.feed(b"UNSUB 1\r\n")
+    traced.mesh.settle()
+    (message,) = [frame for frame in frames(other.take()) if frame.is_message]
+    assert message.body == FIRST + b"".join(line + b"\r\n" for line in lines) + b"\r\n1"
+    assert traced.told.documents == []
 
 
 def test_what_goes_back_to_the_publishers_shard_has_a_hop_of_its_own(traced: Traced) -> None:
