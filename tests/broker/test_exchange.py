@@ -1217,3 +1217,21 @@ def test_a_name_that_says_nothing_of_who_wants_no_echo_is_left_out(words: bytes)
     cluster.settle()
     assert client.messages() == [(b"1", b"x")]
     end.link.leave()
+
+
+@pytest.mark.parametrize("is_near", [True, False])
+def test_a_frame_that_says_who_wants_no_echo_serves_plain_interest_once(*, is_near: bool):
+    """At the shard of the group's member, and elsewhere."""
+    cluster = Members(1, fenced=False)
+    member, near, *_, far = cluster.members[0].clients
+    hears = near if is_near else far
+    member.feed(b"SUB a q 1\r\n")
+    hears.feed(b"SUB a 2\r\n")
+    end = server(cluster, "route", server_id="NOTHERABCDEF")
+    for number in range(3):
+        end.engine.probe.feed(end.socket, b"QMSG +,~NOTHERABCDEF~7 $G a | q 0 1\r\n%d\r\n" % number)
+    cluster.settle()
+    assert member.messages() == [(b"1", b"%d" % number) for number in range(3)]
+    assert hears.messages() == [(b"2", b"%d" % number) for number in range(3)]
+    end.link.leave()
+    cluster.close()
