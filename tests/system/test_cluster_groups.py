@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.support.leaves import hub_port
+from tests.support.raw_route import RawRoute
 from tests.support.servers import Broker, wait_until
 from tests.support.wire import Client
 from tests.system.test_cluster import (
@@ -217,3 +218,28 @@ async def test_what_a_member_at_a_leaf_node_has_just_left_goes_to_another_leaf_n
     got = sorted(numbers(stays, leaver))
     assert got == sorted(set(got)) and len(got) <= number
     assert numbers(leaver), "the one that comes and goes has had some"
+
+
+async def test_what_a_gnatswarm_sends_back_does_not_come_to_who_wants_no_echo(cluster: Start, net: Net) -> None:
+    """Its last member of the group has gone when the message comes there; only the publisher is left."""
+    (here,) = cluster("gnatswarm-2")
+    route = await RawRoute.dial(route_port(here), "NRAWMEMBER01", only_queues=True)
+    client = await net.client(here, echo=False)
+    await subscribed(client, "jobs workers 1")
+    await route.talk("RS+ $G jobs workers 1\r\n")
+    await client.flush()
+    await client.send("PUB jobs 4\r\nmine\r\n")
+    await client.flush()
+    async with asyncio.timeout(20):
+        while not (said := [line for line, _ in await route.talk() if line.startswith("QMSG ")]):
+            pass
+    names, _, words = said[0].removeprefix("QMSG ").partition(" ")
+    whose = names.removeprefix("+,")
+    assert whose == f"~{route.info['server_id'][:12]}~{client.info['client_id']}" and words == "$G jobs | workers 0 4"
+    await route.talk(
+        f"RS- $G jobs workers\r\nQMSG NRAWMEMBER01,{whose} {words}\r\nmine\r\nRMSG $G jobs | workers 5\r\nother\r\n"
+    )
+    assert [frame.payload for frame in await client.messages(1)] == [b"other"]
+    await client.flush()
+    assert not client.inbox
+    route.close()
