@@ -1012,7 +1012,7 @@ cdef class ClientConnection(Peer):
         self.holds |= HOLD_ENDING
 
     def end_some(self, uint32_t most) -> list:
-        """Look at so many subscriptions, and end or renew those that are to. Behind the last the client is held no more.
+        """Look at so many subscriptions, and end or renew those that are to. Behind the last it is held no more.
 
         (subject, sid, queue or b"") of each that the permissions do not allow.
         """

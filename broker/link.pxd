@@ -32,7 +32,7 @@ cdef class SiblingLink(OriginLink):
     cdef size_t last_size                # bytes of the last read
     cdef object resting                  # see rest_with()
     cdef Sublist sublist                 # of the account named last
-    cdef Repeat repeat                   # the last RMSG line, or QMSG line that none has sent on, with one queue group or none: see repeat.pxd
+    cdef Repeat repeat                   # the last RMSG line, or QMSG that none has sent on, with at most one group
     cdef size_t repeat_subject_at        # in that line
     cdef size_t repeat_queue_at
     cdef size_t repeat_queue_size        # 0: it names no queue group

@@ -389,7 +389,8 @@ def parse_route(bytes data not None) -> dict:
             and plain.size == op.size and op.header_size == 0 and not op.is_across and plain.tail == op.tail):
         raise AssertionError(f"the short way to an RMSG says something else than {kind} for {data[:100]}")
     names = {ROUTE_MORE: "MORE", ROUTE_MSG: "MSG", ROUTE_QUEUE_MSG: "QUEUE_MSG", ROUTE_SUB: "SUB",
-             ROUTE_UNSUB: "UNSUB", ROUTE_QUEUE_ACK: "QUEUE_ACK", ROUTE_QUEUE_NAK: "QUEUE_NAK", ROUTE_SLOW: "SLOW", ROUTE_NONE: "NONE",
+             ROUTE_UNSUB: "UNSUB", ROUTE_QUEUE_ACK: "QUEUE_ACK", ROUTE_QUEUE_NAK: "QUEUE_NAK",
+             ROUTE_SLOW: "SLOW", ROUTE_NONE: "NONE",
              ROUTE_MOVE: "MOVE", ROUTE_STOP: "STOP", ROUTE_ASK_MARK: "ASK_MARK", ROUTE_MARK: "MARK",
              ROUTE_MOVED: "MOVED", ROUTE_TAKE: "TAKE", ROUTE_OWN: "OWN", ROUTE_GOES: "GOES", ROUTE_DROP: "DROP",
              ROUTE_DUE: "DUE",
