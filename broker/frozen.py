@@ -10,7 +10,7 @@ from typing import Annotated
 import msgspec
 
 # Increased with every change of a field, or of what one means.
-MOVE_RECORD_VERSION = 3
+MOVE_RECORD_VERSION = 4
 
 # Bounds, so that no length in a record leads to a large allocation. One message with its control line may be half read;
 # unsent output is bounded by the client's own max_pending when it is put in. A sid, a subject and a queue name each
@@ -109,7 +109,6 @@ class OfferedClient(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
     cid: Count
     account: Name
     words: bytes  # of the old shard's MovesHost to the new one's
-    takes_headers: bool
     subscriptions: tuple[msgspec.Raw, ...]  # a FrozenSubscription each: there may be many, read in several turns
 
 

@@ -33,9 +33,9 @@ MOST_CLIENTS = 256
 MOST_SUBSCRIPTIONS = 65_536
 # … and of those, members of queue groups: their counts are shifted in one piece, at some 5 µs each on three shards.
 MOST_MEMBERS = 4096
-# … and the bytes of their subjects, queue names and sids, with the shifts of queue members. An offer is written and read
-# in one piece, 5 ms for each MB in all. The rest of it is for what the host says of each client, which its CONNECT
-# bounds.
+# … and the bytes of their subjects, queue names and sids, with the shifts of queue members. An offer is written and
+# read in one piece, 5 ms for each MB in all. The rest of it is for what the host says of each client, which its
+# CONNECT bounds.
 MOST_SUBSCRIPTION_BYTES = 10 * 1024 * 1024
 MOST_OFFER_BYTES = 14 * 1024 * 1024
 # What takes some µs for each subscription is done for so many in one go_on(): 0.1 to 0.2 ms. A client with 50,000
@@ -255,6 +255,30 @@ cdef bytes without(bytes output, dict most):
     return b"".join(kept)
 
 
+cdef bytes bare(bytes output, uint64_t *cut):
+    """Output of messages alone for a client that knows no headers; adds to `cut` the bytes of those."""
+    cdef list kept = []
+    cdef Py_ssize_t at = 0, line_end, body, end, header
+    while at < len(output):
+        line_end = output.find(b"\r\n", at)
+        if line_end < 0:
+            kept.append(output[at:])
+            break
+        words = output[at:line_end].split(b" ")
+        body = line_end + 2
+        end = body + int(words[len(words) - 1]) + 2
+        if words[0] == b"HMSG":
+            header = int(words[len(words) - 2])
+            cut[0] += <uint64_t>header
+            body += header
+            words = [b"MSG", *words[1:len(words) - 2], b"%d" % (end - body - 2)]
+            kept.append(b" ".join(words) + b"\r\n")
+            at = body
+        kept.append(output[at:end])
+        at = end
+    return b"".join(kept)
+
+
 cdef object bounded(members):
     """A count of queue members, as a frame can tell it. (A count and its shift come over different links.)"""
     return min(max(0, members), 999_999_999)
@@ -347,8 +371,7 @@ cdef class Leaving(Batch):
         """This one is written down, and part of the offer. RecordRefused: that has no room for it."""
         cdef ClientConnection client = written.client
         cdef object one = records.encoded_client(records.OfferedClient(
-            client.cid, client.sublist.account, written.words, bool(client.out.takes_headers),
-            tuple(written.subscriptions)))
+            client.cid, client.sublist.account, written.words, tuple(written.subscriptions)))
         cdef size_t size = memoryview(one).nbytes
         for account, subject, queue in written.members:
             size += shift_bytes(len(account), len(subject), len(queue))
@@ -612,7 +635,7 @@ cdef class Arriving(Batch):
         client.out.takes_from = 0
         client.out.is_shut = True
         client.out.has_grace = True
-        client.out.takes_headers = one.takes_headers and client.offers_headers
+        client.out.takes_headers = True   # for now: another member may get what is detached for this one
         client.out.taken_us = self.moves.mesh.fanout.box.now_us
         return client
 
@@ -717,7 +740,7 @@ cdef class Arriving(Batch):
         cdef dict most = {}
         cdef list bounded = self.bounded
         cdef list ended = []
-        cdef uint64_t before = 0, dropped = 0, msgs, max_msgs
+        cdef uint64_t before = 0, dropped = 0, header_bytes = 0, msgs, max_msgs
         cdef size_t max_pending = out.max_pending, stall_mark = out.stall_mark
         cdef CloseReason reason = <CloseReason>out.close_reason
         cdef Sub *sub
@@ -745,6 +768,9 @@ cdef class Arriving(Batch):
             sub.max_msgs = max_msgs
         if most:
             detached = without(detached, most)
+        if not frozen.takes_headers:
+            detached = bare(detached, &header_bytes)
+            out.payload_bytes -= header_bytes
         msgs = out.msgs - dropped
         client.touched = client.published = 0   # every sibling has marked, so it knows
         out_take(out, out_pending(out))

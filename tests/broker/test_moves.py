@@ -520,19 +520,19 @@ def test_a_new_shard_that_takes_no_connections_refuses(moving):
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (b"", "an offer of version 0; this shard understands version 3"),
+        (b"", "an offer of version 0; this shard understands version 4"),
         (b"\0\2\x90", "an offer of version 2"),
-        (b"\0\3\x90", "truncated or damaged"),
-        (b"\0\3\x94\x03\x07\x91" + b"\x91" * 20_000 + b"\xc0\x90", "truncated or damaged"),  # nested too deeply
-        (b"\0\3" + msgspec.msgpack.encode((3, 3, (), ())), "its links to other shards are not the same"),
-        (b"\0\3" + msgspec.msgpack.encode((3, 7, (), ())), "an offer of nobody"),
-        (b"\0\3" + msgspec.msgpack.encode((3, 7, ((5, b"$G"),), ())), "an offered client that is truncated or damaged"),
+        (b"\0\4\x90", "truncated or damaged"),
+        (b"\0\4\x94\x03\x07\x91" + b"\x91" * 20_000 + b"\xc0\x90", "truncated or damaged"),  # nested too deeply
+        (b"\0\4" + msgspec.msgpack.encode((3, 3, (), ())), "its links to other shards are not the same"),
+        (b"\0\4" + msgspec.msgpack.encode((3, 7, (), ())), "an offer of nobody"),
+        (b"\0\4" + msgspec.msgpack.encode((3, 7, ((5, b"$G"),), ())), "an offered client that is truncated or damaged"),
         (
-            b"\0\3" + msgspec.msgpack.encode((3, 7, ((5, b"$G", b"who it is", False, ((b"1", b"a..b"),)),), ())),
+            b"\0\4" + msgspec.msgpack.encode((3, 7, ((5, b"$G", b"who it is", ((b"1", b"a..b"),)),), ())),
             "no subject",
         ),
         (
-            b"\0\3" + msgspec.msgpack.encode((3, 7, ((5, b"$G", b"who it is", False, ((b"1", b"a", b"q"),)),), ())),
+            b"\0\4" + msgspec.msgpack.encode((3, 7, ((5, b"$G", b"who it is", ((b"1", b"a", b"q"),)),), ())),
             "import other streams",
         ),
     ],
@@ -959,6 +959,30 @@ def test_a_queue_message_that_waits_for_a_client_that_leaves_goes_to_another_mem
     assert {frame.reply for frame in got} == {reply.strip().encode()}
     assert all(engine.probe.moves.is_idle for engine in mesh.engines.values())
     assert all(engine.probe.reroutes.n_pending == 0 for engine in mesh.engines.values())
+    mesh.close()
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_what_waits_for_a_client_without_headers_that_leaves_keeps_its_header_for_another_member(moving, place):
+    mesh = moving.mesh
+    client = mesh.clients[0]
+    member, publisher = mesh.clients[1 + 2 * place], mesh.clients[4]
+    for one in (member, publisher):
+        one.feed(NO_RESPONDERS)
+    for one in (client, member):
+        one.feed(b"SUB a q 1\r\n")
+    mesh.settle()
+    moving.begin(client)
+    mesh.carry_all((OLD, NEW))
+    mesh.carry_all((NEW, THIRD), (NEW, OLD), (THIRD, NEW), (OLD, NEW))
+    client.close()
+    for number in range(60):
+        publisher.feed(b"HPUB a r 12 18\r\nNATS/1.0\r\n\r\n%06d\r\n" % number)
+    mesh.settle()
+    moving.deliver()
+    got = [frame for frame in frames(member.take()) if frame.is_message]
+    assert sorted(int(frame.payload) for frame in got) == list(range(60))
+    assert {(frame.header_size, frame.body[:12]) for frame in got} == {(12, b"NATS/1.0\r\n\r\n")}
     mesh.close()
 
 

@@ -253,7 +253,7 @@ async def test_clients_that_were_sent_come_though_their_old_shard_is_not_listed_
     words = records.encoded_session(session.freeze())
     assert session.socket is not None
     record = records.encoded(records.MovedClient(session.socket.freeze(), freeze(session.connection)))
-    new.host.admit(0, 7, OfferedClient(cid, b"$G", words, False, ()))
+    new.host.admit(0, 7, OfferedClient(cid, b"$G", words, ()))
     assert not old.host.open_way(1)
     await until(lambda: new.host._incoming and new.host._incoming[0].hello)
     old.host._send(1, channel.HandedOver(7, record), old.one.shard.clients.leave_behind(session, 1))
@@ -320,7 +320,7 @@ async def test_there_is_room_for_so_many_clients_alone(two: LinkedShards) -> Non
     new = two.shards[1]
     new.host._most = 10
     with pytest.raises(RecordRefused, match="no room"):
-        new.host.admit(0, 1, OfferedClient(5, b"$G", b"", False, ()))
+        new.host.admit(0, 1, OfferedClient(5, b"$G", b"", ()))
 
 
 async def test_where_few_descriptors_may_be_open_they_are_counted(two: LinkedShards) -> None:
