@@ -57,12 +57,15 @@ cdef size_t write_named(uint8_t *to, const Publish *publish, const Token *queues
 
 
 cdef size_t write_beginning(uint8_t *to, const Entry *entry, const Choice *choice, const Publish *publish,
-                            bint is_kept) noexcept nogil:
-    """How the frames of a run to one queue group begin, up to its name; `is_kept`: QMSG, which says from whom."""
+                            uint64_t been) noexcept nogil:
+    """How the frames of a run to one queue group begin, up to its name; QMSG, which says from whom, where there is a
+    publisher that may not have it."""
     cdef size_t n = 4
-    if is_kept:
-        memcpy(to, b'QHMG 0 0 0 ' if publish.header_size else b'QMSG 0 0 0 ', 11)
-        n = 11 + decimal(to + 11, publish.publisher)
+    if publish.publisher:
+        memcpy(to, b'QHMG 0 0 ' if publish.header_size else b'QMSG 0 0 ', 9)
+        n = 9 + decimal(to + 9, been)
+        to[n] = c' '
+        n += 1 + decimal(to + n + 1, publish.publisher)
     else:
         memcpy(to, b'HMSG' if publish.header_size else b'RMSG', 4)
     memcpy(to + n, entry.text + entry.rmsg_at + 4, entry.rmsg_size - 4)   # " <account> <subject>"
@@ -512,9 +515,9 @@ cdef class Fanout:
                                             Outcome *outcome) noexcept:
         """A run without replies to one queue group with members at siblings: all its frames begin the same."""
         cdef uint8_t prefix[MOST_PREFIX_BYTES]
-        cdef uint8_t kept[MOST_PREFIX_BYTES]   # for siblings, where the publisher may not have it
+        cdef uint8_t onward[MOST_PREFIX_BYTES]   # for the gateway, where the publisher may not have it
         cdef Choice *choice = entry.choices
-        cdef size_t size, kept_size = 0
+        cdef size_t size, onward_size = 0
         cdef Publish message = publish[0]
         cdef OutBuf *link
         cdef uint32_t n = 0, sent = 0, _i
@@ -522,16 +525,16 @@ cdef class Fanout:
         cdef bint is_taken
         if entry.rmsg_size + choice.name.key.size > MOST_PREFIX_BYTES - MOST_NUMBERS_BYTES - SLACK:
             return self.deliver_singly(sublist, entry, publish, avoided, outcome)
-        size = write_beginning(prefix, entry, choice, publish, False)
+        size = write_beginning(prefix, entry, choice, publish, 0)
         if publish.publisher:
-            kept_size = write_beginning(kept, entry, choice, publish, True)
+            onward_size = write_beginning(onward, entry, choice, publish, PLAINLY)
         message.count = 1
         for _i in range(publish.count):
             shard = self.choose_member(sublist, entry, choice, &message, avoided)
             if shard >= 0:
                 link = self.links[shard]
-                if unlikely(kept_size != 0) and shard != GATEWAY_NUMBER:
-                    is_taken = self.send_run(link, kept, kept_size, &message, 1)
+                if unlikely(onward_size != 0) and shard == GATEWAY_NUMBER:
+                    is_taken = self.send_run(link, onward, onward_size, &message, 1)
                 else:
                     is_taken = self.send_run(link, prefix, size, &message, 1)
                 if is_taken:

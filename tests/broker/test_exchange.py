@@ -1155,15 +1155,18 @@ def echoless(cluster: Members, member: int) -> EngineClient:
 
 
 @pytest.mark.parametrize("kind", ["route", "leaf", "hub"])
-def test_a_server_that_knows_it_is_told_who_wants_no_echo_of_what_is_for_groups(kind: Literal["route", "leaf", "hub"]):
-    """In the one frame that serves plain interest, too; and what it sends on does not come back to that client."""
+@pytest.mark.parametrize("is_alone", [False, True])
+def test_a_server_that_knows_it_is_told_who_wants_no_echo_of_what_is_for_groups(
+    kind: Literal["route", "leaf", "hub"], *, is_alone: bool
+):
+    """In the one frame that serves plain interest, too; and what it sends on does not come back to that client.
+    `is_alone`: the publisher's shard knows of that one group alone, and nothing else."""
     cluster = Members(1, fenced=False)
     publisher = echoless(cluster, 0)
     word, account = (b"R", b"$G ") if kind == "route" else (b"L", b"")
-    end = server(
-        cluster, kind, b"%bS+ %ba q 1" % (word, account), b"%bS+ %ba" % (word, account), server_id="NOTHERABCDEF"
-    )
-    publisher.feed(b"SUB a q 1\r\nSUB a other 2\r\n")
+    told = [b"%bS+ %ba q 1" % (word, account)] + [b"%bS+ %ba" % (word, account)] * (not is_alone)
+    end = server(cluster, kind, *told, server_id="NOTHERABCDEF")
+    publisher.feed(b"SUB a q 1\r\n" + b"SUB a other 2\r\n" * (not is_alone))
     cluster.settle()
     begin = len(end.socket.sent)
     publisher.feed(b"PUB a 1\r\nx\r\nPUB a r 1\r\ny\r\n")
