@@ -327,7 +327,7 @@ class Links:
             sibling = known.get(shard)
             if sibling is None or sibling.boot_id != session.hello.boot_id:
                 session.link.rest_with(None)
-                self._flush()  # what it has read already
+                self._sockets.finish()  # what it has read already
                 session.socket.drain()
 
     def _is_being_dialled(self, sibling: LinkedShard) -> bool:

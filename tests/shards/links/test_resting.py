@@ -35,6 +35,30 @@ def payloads(said: bytes) -> list[int]:
     return [int(line) for line in said.split(b"\r\n")[1::2]]
 
 
+async def test_all_that_it_has_read_is_heard_when_its_sibling_leaves(two: LinkedShards) -> None:
+    """It has read everything at once, so that nothing is left in its socket."""
+    subscriber = await come(two, 1, b"SUB > 0\r\n" + patterns.subscriptions())
+    publisher = await come(two, 0, b"")
+    assert await publisher.talk(patterns.publishes(COUNT) + b"PING\r\n") == b"PONG\r\n"
+    said = b""
+    while said.count(b"\r\n") < 2 * COUNT:
+        said += await subscriber.wait(b"\r\n")
+    await come(two, 1, b"SUB > 0\r\n")  # shard 1 alone has to match everything anew
+    rests: list[SiblingLink] = []
+    link = two.shards[1].links.sessions[0].link
+    link.rest_with(rests.append)
+    read = link.in_msgs
+    assert await publisher.talk(patterns.publishes(COUNT), b"") == b""
+    await until(lambda: rests)
+    assert 0 < link.in_msgs - read < COUNT
+    for shard in two.shards:
+        shard.tell([shard.peer])
+    said = b""
+    while said.count(b"\r\n") < 2 * COUNT:
+        said += await subscriber.wait(b"\r\n")
+    assert payloads(said) == list(range(COUNT))
+
+
 @pytest.mark.parametrize("sibling_leaves", [False, True])
 async def test_all_that_it_has_read_comes_in_order(two: LinkedShards, sibling_leaves: bool) -> None:
     """`sibling_leaves`: the router takes it off its list while the link rests."""
