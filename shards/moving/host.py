@@ -280,7 +280,9 @@ class Host:
 
     def words_of(self, client: ClientConnection) -> bytes:
         """Its session, for admit() of the new shard. RecordRefused."""
-        return records.encoded_session(self._clients.open[client.cid].freeze())
+        session = self._clients.open[client.cid]
+        self._clients.tell_now(session)  # (the new shard does not know what is due to it)
+        return records.encoded_session(session.freeze())
 
     def hand_over(self, new: int, move: int, client: ClientConnection, frozen: FrozenClient | None) -> None:
         """Send its record and descriptor. `frozen` None: it has gone, or is being closed."""

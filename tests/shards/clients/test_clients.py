@@ -10,8 +10,10 @@ import bcrypt
 import pytest
 
 from gnatswarm.broker.access.certificate_names import CertificateNames
+from gnatswarm.broker.errors import CloseReason
 from gnatswarm.broker.limits import Limits
 from gnatswarm.broker.options import Account, Export, Import, Options, Permissions, Tls, User
+from gnatswarm.shards.boundary.control import ClusterNews
 from gnatswarm.shards.clients import passwords
 from gnatswarm.shards.clients.clients import BUSY_AT_ONCE
 from tests.support.one_shard import WITHIN_S, Client, OneShard
@@ -301,5 +303,73 @@ async def test_clients_that_have_python_asked_again_and_again_take_turns(monkeyp
             assert said.endswith(b"'\r\nPONG\r\n")
         assert max(in_turns) <= BUSY_AT_ONCE * 200
         assert sum(in_turns) >= 12 * 700
+    finally:
+        house.close()
+
+
+async def test_news_of_the_cluster_are_told_in_turns_and_each_client_hears_the_newest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Who was told and who was not, when others come: all hear them once, and those that are to go that they are."""
+    monkeypatch.setattr("gnatswarm.shards.clients.clients.TOLD_AT_ONCE", 2)
+    house = OneShard(Options())
+    shard = house.shard
+    try:
+        clients = [house.connect() for _ in range(7)]
+        for client in clients:
+            await client.wait(b"}")
+            await client.talk(b'CONNECT {"verbose":false,"protocol":1}\r\nPING\r\n')
+        shard.on_cluster_news(ClusterNews(name="c", own_urls=["a:1"], urls=["b:1"]))
+        told = [session for session in shard.clients.open.values() if session not in shard.clients._untold]
+        assert len(told) == 2
+        shard.clients.announce_departure()
+        await until(lambda: not shard.clients._untold)
+        for client in clients:
+            infos = (await client.talk(b"PING\r\n")).split(b"\r\n")[:-2]
+            assert len(infos) <= 2 and b'"ldm":true' in infos[-1] and b'["b:1"]' in infos[-1]
+            assert b"ldm" not in b"".join(infos[:-1])
+    finally:
+        house.close()
+
+
+async def test_who_is_to_go_hears_so_though_other_news_come_before_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gnatswarm.shards.clients.clients.TOLD_AT_ONCE", 1)
+    house = OneShard(Options())
+    shard = house.shard
+    try:
+        clients = [house.connect() for _ in range(3)]
+        for client in clients:
+            await client.wait(b"}")
+            await client.talk(b'CONNECT {"verbose":false,"protocol":1}\r\nPING\r\n')
+        for session in shard.clients.open.values():
+            session.relay = "gone"
+        shard.clients.announce_end_of_relays(["gone"])
+        shard.on_cluster_news(ClusterNews(name="c", own_urls=["a:1"], urls=["b:1"]))
+        await until(lambda: not shard.clients._untold)
+        for client in clients:
+            said = await client.talk(b"PING\r\n")
+            assert said.count(b'"ldm":true') == 1 and b'"b:1"]' in said
+    finally:
+        house.close()
+
+
+async def test_who_is_closed_before_its_turn_hears_the_news_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gnatswarm.shards.clients.clients.TOLD_AT_ONCE", 1)
+    house = OneShard(Options())
+    shard = house.shard
+    try:
+        clients = [house.connect() for _ in range(4)]
+        for client in clients:
+            await client.wait(b"}")
+            await client.talk(b'CONNECT {"verbose":false,"protocol":1}\r\nPING\r\n')
+        *_, closed = shard.clients.open.values()
+        shard.clients.announce_departure()
+        assert len(shard.clients._untold) == 3
+        shard.clients.close([closed], CloseReason.KICKED)
+        assert b'"ldm":true' in await clients[-1].wait(b"nothing")
+        clients[-2].close()
+        await until(lambda: len(shard.clients.open) == 2 and not shard.clients._untold)
+        for client in clients[:2]:
+            assert (await client.talk(b"PING\r\n")).count(b'"ldm":true') == 1
     finally:
         house.close()

@@ -36,12 +36,12 @@ async def two(tmp_path: Path) -> AsyncIterator[LinkedShards]:
     two.close()
 
 
-async def come(two: LinkedShards, subscriptions: str = "") -> Client:
+async def come(two: LinkedShards, subscriptions: str = "", connect: str = "") -> Client:
     """A client of shard 0, logged in."""
     client = two.shards[0].one.connect()
     await client.wait(b"}")
-    connect = f'CONNECT {{"verbose":false,"user":"a","pass":"x"}}\r\n{subscriptions}PING\r\n'
-    assert await client.talk(connect.encode()) == b"PONG\r\n"
+    connect = f'CONNECT {{"verbose":false,"user":"a","pass":"x"{connect}}}\r\n{subscriptions}PING\r\n'
+    assert (await client.talk(connect.encode())).startswith(b"PONG\r\n")
     return client
 
 
@@ -189,6 +189,25 @@ async def test_what_turns_say_to_siblings_waits_until_somebody_sends_it(two: Lin
         assert b"PONG" in await other.talk(b"SUB z 1\r\nPING\r\n")
     assert not old.links.has_unsent
     await until(lambda: two.shards[1].moves.n_arriving == 2)
+
+
+@pytest.mark.parametrize("is_moving", [False, True])
+async def test_who_moves_before_its_turn_hears_the_news_of_the_old_shard(two: LinkedShards, *, is_moving: bool) -> None:
+    """The next shard may have told its clients before this one came."""
+    client = await come(two, connect=',"protocol":1')
+    await client.talk(b"PING\r\n")
+    shard = two.shards[0].one.shard
+    shard.clients._tells_soon = True  # a turn that does not come
+    (session,) = shard.clients.open.values()
+    if not is_moving:
+        shard.clients.announce(shard.clients.info)
+    assert not two.shards[0].host.open_way(1)
+    two.shards[0].moves.move([session.connection], 1)
+    assert session.connection.is_moving
+    if is_moving:
+        shard.clients.announce(shard.clients.info)
+    await until(lambda: len(two.shards[1].cids) == 1)
+    assert (await client.talk(b"PING\r\n")).count(b"INFO {") == 1
 
 
 async def test_a_shard_that_leaves_takes_no_clients(two: LinkedShards) -> None:
