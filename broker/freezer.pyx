@@ -207,10 +207,7 @@ cdef int put_state(ClientConnection client, frozen) except -1:
                      protocol=frozen.protocol, names_subject=frozen.names_subject)
     client.must_authenticate = False
     if client.reply_permissions is not None:   # those to messages that came since then are the newest
-        newer = client.reply_permissions.replies
-        client.reply_permissions.replies = {one.subject: (one.asked_us, one.replies) for one in frozen.replies
-                                            if one.subject not in newer}
-        client.reply_permissions.replies.update(newer)
+        client.reply_permissions.put_before({one.subject: (one.asked_us, one.replies) for one in frozen.replies})
     client.in_msgs = frozen.in_msgs
     client.in_bytes = frozen.in_bytes
     client.out.msgs += <uint64_t>frozen.out_msgs

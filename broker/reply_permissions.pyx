@@ -15,10 +15,27 @@ cdef class ReplyPermissions:
 
     cdef void expect(self, const uint8_t *reply, size_t size, uint64_t now_us) noexcept:
         cdef bytes subject = reply[:size]
-        self.replies.pop(subject, None)   # insert it again at the end: oldest first
+        if self.replies.pop(subject, None) is None:   # insert it again at the end: oldest first
+            self.subject_bytes += size
         self.replies[subject] = (now_us, 0)
-        if len(self.replies) > MOST_REPLIES:
-            del self.replies[next(iter(self.replies))]
+        self.drop_surplus()
+
+    cdef int put_before(self, dict older) except -1:
+        older = {subject: told for subject, told in older.items() if subject not in self.replies}
+        older.update(self.replies)
+        self.replies = older
+        self.subject_bytes = sum(map(len, older))
+        return self.drop_surplus()
+
+    cdef int drop(self, bytes subject) except -1:
+        del self.replies[subject]
+        self.subject_bytes -= <size_t>len(subject)
+        return 0
+
+    cdef int drop_surplus(self) except -1:
+        while len(self.replies) > MOST_REPLIES or (self.subject_bytes > MOST_REPLY_BYTES and len(self.replies) > 1):
+            self.drop(next(iter(self.replies)))
+        return 0
 
     cdef bint may_reply(self, const uint8_t *reply, size_t size, uint64_t now_us) except -1:
         cdef bytes subject = reply[:size]
@@ -27,11 +44,11 @@ cdef class ReplyPermissions:
             return False
         when, n = found
         if self.expire_us and now_us - when > self.expire_us:
-            del self.replies[subject]
+            self.drop(subject)
             return False
         n += 1
         if self.most > 0 and n >= self.most:
-            del self.replies[subject]   # that was the last one
+            self.drop(subject)   # that was the last one
         else:
             self.replies[subject] = (when, n)
         return True

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from gnatswarm.broker import options
 from gnatswarm.broker.errors import PermissionsViolation
+from gnatswarm.broker.limits import Limits
 from gnatswarm.broker.permissions import Permissions, Rules
 from gnatswarm.broker.quoted import quoted
 from tests.support.engine import NO_RESPONDERS, QUIET, Engine, EngineClient, frames
@@ -370,6 +371,28 @@ def test_what_may_be_answered_is_bounded():
     service.take()
     assert b"-ERR" in service.talk(b"PUB r.0 0\r\n\r\n")  # the oldest
     assert service.talk(b"PUB r.1 0\r\n\r\n") == b""
+
+
+def test_what_may_be_answered_is_bounded_in_bytes():
+    """Who asks makes up the reply subjects. Of short ones all count again that are answered or dropped."""
+    engine = Engine()
+    service = client_with(engine, options.Permissions(responses=1))
+    service.feed(b"SUB svc 1\r\n")
+    limits = Limits(max_control_line_bytes=128 * 1024)
+    asks = engine.client()
+    for client in (asks, service):
+        client.connection.set_limits(limits)
+    long = b"r" * 65_536
+    for _ in range(3):
+        for n in range(33):
+            asks.feed(b"PUB svc %b.%02d 0\r\n\r\n" % (long, n))
+        service.take()
+        assert b"-ERR" in service.talk(b"PUB %b.01 0\r\n\r\n" % long)  # with 33 of them it is more than 2 MiB
+        assert service.talk(b"PUB %b.02 0\r\n\r\n" % long) == b""
+    asks.feed(b"".join(b"PUB svc r.%d 0\r\n\r\n" % n for n in range(16_000)))
+    service.take()
+    assert service.talk(b"PUB r.0 0\r\n\r\n") == b""
+    assert service.talk(b"PUB %b.32 0\r\n\r\n" % long) == b""
 
 
 def test_the_only_subscriber_kept_out_is_nobody():
