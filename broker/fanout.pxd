@@ -15,9 +15,9 @@ cdef enum:
     MOST_QUEUES = 64          # queue groups named in one frame to a sibling,
     MOST_NAME_BYTES = 32768   # and all their names together, unless it is one
     # Account, subject and reply of a message, together. With the longest queue name they fit a frame's line, and that
-    # the read buffer (routewire.MOST_ROUTE_LINE_BYTES). What a client writes is shorter by far, but mappings and
-    # imports may make any length of it.
-    MOST_ADDRESS_BYTES = 196608
+    # the read buffer (routewire.MOST_ROUTE_LINE_BYTES); to another server also with a cluster's name, or with where it
+    # was. What a client writes is shorter by far, but mappings and imports may make any length of it.
+    MOST_ADDRESS_BYTES = 194560
     # In the place where a QMSG to the gateway has where it was (Orphan.been): nowhere, and plain interest gets it, too.
     PLAINLY = 8
     HERE = -1                 # what choose_member() returns instead of a shard

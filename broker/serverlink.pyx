@@ -9,7 +9,7 @@ from gnatswarm.broker.entry cimport Entry, extras_of
 from gnatswarm.broker.exchange cimport (
     ANSWERERS, PEER_HUB, PEER_LEAF, PEER_ROUTE, PeerKind, is_loop_subject, origin_of)
 from gnatswarm.broker.fanout cimport (
-    MOST_QUEUES, ORIGIN_CLIENT, ORIGIN_SIBLING, Outcome, Publish, fits_line, no_outcome)
+    MOST_NAME_BYTES, MOST_QUEUES, ORIGIN_CLIENT, ORIGIN_SIBLING, Outcome, Publish, fits_line, no_outcome)
 from gnatswarm.broker.interest cimport SECOND_CHOICE, Node
 from gnatswarm.broker.outbuf cimport (
     CLOSE_CLIENT_CLOSED, CLOSE_MAXIMUM_PAYLOAD_EXCEEDED, CLOSE_NONE, CLOSE_PARSE_ERROR, CLOSE_PROTOCOL_VIOLATION,
@@ -20,9 +20,9 @@ from gnatswarm.broker.peer cimport HOLD_LOGIN, HOLD_REST, HOLD_STALL
 from gnatswarm.broker.repeat cimport repeat_remember, repeat_run
 from gnatswarm.broker.reroutes cimport CAME_IN, REFUSED
 from gnatswarm.broker.serverwire cimport (
-    DIALECT_LEAF, DIALECT_ROUTE, MOST_SERVER_QUEUES, MOST_SERVER_WORDS_BYTES, SERVER_BAD,
-    SERVER_CONNECT, SERVER_ERR, SERVER_IGNORED, SERVER_INFO, SERVER_MORE, SERVER_MSG, SERVER_PING, SERVER_PONG,
-    SERVER_SUB, SERVER_TOO_LONG, SERVER_UNSUB, ServerOpKind, parse_server_op)
+    DIALECT_LEAF, DIALECT_ROUTE, MOST_SERVER_QUEUES, SERVER_BAD, SERVER_CONNECT, SERVER_ERR, SERVER_IGNORED,
+    SERVER_INFO, SERVER_MORE, SERVER_MSG, SERVER_PING, SERVER_PONG, SERVER_SUB, SERVER_TOO_LONG, SERVER_UNSUB,
+    ServerOpKind, parse_server_op)
 from gnatswarm.broker.subject cimport SUBJECT_BAD, SUBJECT_LITERAL, subject_kind
 from gnatswarm.broker.table cimport MOST_KEY_BYTES
 from gnatswarm.broker.word cimport SLACK, hash_bytes, likely, unlikely
@@ -59,6 +59,16 @@ cdef int distinct(Token *queues, int n) except -1:
             queues[left] = queues[i]
             left += 1
     return left
+
+
+cdef bint is_too_long(size_t account_size, const ServerOp *op) noexcept nogil:
+    """Whether frames to others have no room for it: each part as a sibling's frames have it, so all of it that a
+    gnatswarm sends."""
+    cdef int i
+    for i in range(op.n_queues):
+        if op.queues[i].size > MOST_KEY_BYTES:
+            return True
+    return not fits_line(account_size, op.subject.size, op.reply.size)
 
 
 cdef bytes only(dict held):
@@ -449,13 +459,12 @@ cdef class ServerLink(Peer):
         if data[total - 2] != c'\r' or data[total - 1] != c'\n':
             self.broken("a payload without its end")
             return size
-        if unlikely(op.line_size > MOST_SERVER_WORDS_BYTES) \
-                and op.line_size - (op.subject.at - data) > MOST_SERVER_WORDS_BYTES:
-            self.session.on_refused("too long to be passed on", op.subject.at[:min(op.subject.size, 200)])
-            return total
         sublist = self.sublist_of(op)
         if sublist is None:
             self.session.on_unknown_account(op.account.at[:op.account.size])
+            return total
+        if unlikely(op.line_size > MOST_KEY_BYTES) and is_too_long(len(sublist.account), op):
+            self.session.on_refused("too long to be passed on", op.subject.at[:min(op.subject.size, 200)])
             return total
         if sublist is not self.sublist:
             self.sublist = sublist
@@ -566,11 +575,17 @@ cdef class ServerLink(Peer):
         """To everybody who is to get it from this server: as many groups at a time as a frame to a sibling names."""
         cdef uint64_t reach, orphans, spared = 0
         cdef int at = 0, n
+        cdef size_t name_bytes
         if unlikely(op.origin.size):   # a leaf node of that cluster has it already
             spared = self.exchange.leaves_of.get(op.origin.at[:op.origin.size], 0)
         reach = self.exchange.reach(self.slot) & ~spared
         while True:
-            n = min(op.n_queues - at, <int>MOST_QUEUES)
+            n = 0
+            name_bytes = 0
+            while at + n < op.n_queues and n < <int>MOST_QUEUES \
+                    and (n == 0 or name_bytes + op.queues[at + n].size <= MOST_NAME_BYTES):
+                name_bytes += op.queues[at + n].size
+                n += 1
             orphans = self.exchange.forward(sublist, entry, message, reach, at == 0 and not op.only_queues,
                                             op.queues + at, n, outcome)
             if unlikely(orphans) and names_groups:

@@ -40,12 +40,11 @@ cdef enum ServerOpKind:
     SERVER_BAD
 
 cdef enum:
-    # A control line that is read, with its verb: nats-server has no limit between servers. The read buffer is larger,
-    # and what a gnatswarm sends for one group of a message of its own is shorter (fanout.MOST_ADDRESS_BYTES).
+    # A control line that is read, with its verb: nats-server has no limit between servers. The read buffer is larger.
+    # Its words have bounds of their own, as those of shards' frames have: account, subject and reply together
+    # (fanout.MOST_ADDRESS_BYTES), and each group's name (MOST_KEY_BYTES). It goes on to others with these, and an
+    # origin or where it was: so nobody is sent a line that is not read.
     MOST_SERVER_LINE_BYTES = 261888
-    # Of it, what stands from the subject on: the longest control line of a client, and a queue group's name. It goes on
-    # to others, behind an account, and perhaps an origin or where it was: so nobody is sent a line that is not read.
-    MOST_SERVER_WORDS_BYTES = 196608
     # The name of a leaf node's cluster in a frame.
     MOST_ORIGIN_BYTES = 1024
     # Queue groups named in one frame.

@@ -11,7 +11,7 @@ from libc.string cimport memchr
 
 from gnatswarm.broker.entry cimport Choice, Target, choice_named, is_foreign
 from gnatswarm.broker.fanout cimport (
-    HERE, MOST_NAME_BYTES, MOST_QUEUES, ORIGIN_ACCOUNT, ORIGIN_CLIENT, is_output_of, rewritten)
+    HERE, MOST_NAME_BYTES, MOST_QUEUES, ORIGIN_ACCOUNT, ORIGIN_CLIENT, PLAINLY, is_output_of, rewritten)
 from gnatswarm.broker.interest cimport GATEWAY_NUMBER, MOST_SHARDS, Node, QueueName, Sub
 from gnatswarm.broker.peer cimport Peer
 from gnatswarm.broker.sublist cimport width_bucket
@@ -204,6 +204,7 @@ cdef uint64_t send_on(Fanout fanout, Entry *entry, Publish *publish, uint64_t sh
     cdef int shard, n
     cdef size_t name_bytes
     cdef bint only_queues
+    cdef uint64_t been
     cdef OutBuf *link
     cdef bytes header
     for shard in range(MOST_SHARDS):
@@ -220,18 +221,20 @@ cdef uint64_t send_on(Fanout fanout, Entry *entry, Publish *publish, uint64_t sh
         else:
             _room = with_hop(trace, &other, publish, shard)
         sent |= <uint64_t>1 << shard
-        only_queues = publish.publisher != 0 and shard in groups and shard != GATEWAY_NUMBER
-        if shard not in groups or (only_queues and (shards >> shard) & 1):
+        only_queues = publish.publisher != 0 and shard in groups
+        been = PLAINLY if only_queues and shard == GATEWAY_NUMBER else 0   # (to other servers one frame serves both)
+        if shard not in groups or (only_queues and not been and (shards >> shard) & 1):
             fanout.send_plain_link(link, entry, &other)
         if shard not in groups:
             continue
-        if only_queues and (shards >> shard) & 1:
+        if only_queues and not been and (shards >> shard) & 1:
             _room = with_hop(trace, &other, publish, shard)
         n = 0
         name_bytes = 0
         for name in groups[shard]:
             if n == MOST_QUEUES or (n and name_bytes + <size_t>len(name) > MOST_NAME_BYTES):
-                fanout.send_queued(link, entry, queues, n, &other, only_queues, 0, 0, 0)
+                fanout.send_queued(link, entry, queues, n, &other, only_queues, 0, 0, been)
+                been = 0
                 if shard != GATEWAY_NUMBER:
                     _room = with_hop(trace, &other, publish, shard)
                 only_queues = True
@@ -240,7 +243,7 @@ cdef uint64_t send_on(Fanout fanout, Entry *entry, Publish *publish, uint64_t sh
             queues[n] = Token(<const uint8_t *><bytes>name, len(name))
             name_bytes += <size_t>len(name)
             n += 1
-        fanout.send_queued(link, entry, queues, n, &other, only_queues, 0, 0, 0)
+        fanout.send_queued(link, entry, queues, n, &other, only_queues, 0, 0, been)
     return sent
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pytest
 
 from gnatswarm.broker.limits import Limits
+from gnatswarm.broker.options import Options
 from gnatswarm.broker.options import Permissions as PermissionOptions
 from gnatswarm.broker.permissions import Permissions
 from gnatswarm.broker.reply_prefixes import ReplyPrefixes
@@ -16,6 +17,8 @@ from gnatswarm.broker.rules import Mapping, StreamImport
 from gnatswarm.broker.serverwire import parse_server
 from gnatswarm.broker.service_imports import ServiceImports
 from gnatswarm.shards.boundary.control import GATEWAY_NUMBER
+from gnatswarm.shards.clients.message_tracing import MessageTracing
+from tests.broker.test_traced import Told
 from tests.support import patterns
 from tests.support.engine import NO_ECHO, QUIET, EngineClient
 from tests.support.members import Members, RouteEnd
@@ -530,7 +533,8 @@ def test_what_a_leaf_node_says_is_passed_on_only_where_it_can_be_read(words: byt
     refused: list[str] = []
     leaf.on_refused = lambda why, _subject: refused.append(why)  # type: ignore[method-assign]
     begin = len(route.socket.sent)
-    longest = words + b"x" * (196_608 - len(words + b" 2\r\n"))
+    place = words.replace(b"|", b"").replace(b"+", b"").split()
+    longest = words + b"x" * (65_000 if b"|" in words or b"+" in words else 194_560 - len(b"$G" + b"".join(place)))
     for more in (b"", b"x", b"x" * 32_700):
         assert not refused
         leaf.engine.probe.feed(leaf.socket, b"LMSG " + longest + more + b" 2\r\nhi\r\n")
@@ -565,6 +569,70 @@ def test_a_group_whose_name_is_too_long_for_the_engine_is_refused(size: int):
     cluster.settle()
     assert bytes(leaf.socket.sent[begin:]) == (b"" if refused else b"LMSG s | %b 1\r\nx\r\n" % name)
     leaf.link.leave()
+    cluster.close()
+
+
+@pytest.mark.parametrize("kind", ["route", "leaf"])
+@pytest.mark.parametrize("has_plain", [False, True])
+def test_what_a_mapping_makes_long_comes_to_a_group_of_a_long_name_elsewhere(
+    kind: Literal["route", "leaf"], *, has_plain: bool
+):
+    """All at their limits: what one gnatswarm sends, the next one takes, and passes on to its shards and members."""
+    near, far = Members(1, fenced=False), Members(1, fenced=False)
+    publisher, name = near.members[0].clients[0], b"q" * 65_000
+    publisher.connection.set_limits(Limits(max_control_line_bytes=128 * 1024))
+    repeats = b"z.{{wildcard(1)}}.{{wildcard(1)}}"
+    engine = near.members[0].mesh.engines[0]
+    assert engine.probe.mesh is not None
+    engine.probe.fanout.gate = ServiceImports(engine.probe.fanout, 0)
+    engine.probe.mesh.account(b"$G").set_rules([Mapping(b"m.*", [(repeats, 100)])], [])
+    told = [b"z.> %b 1" % name, *[b"z.>"] * has_plain]
+    prefix = b"RS+ $G " if kind == "route" else b"LS+ "
+    there = server(near, "route" if kind == "route" else "hub", *(prefix + one for one in told))
+    here = server(far, "route" if kind == "route" else "leaf", of="" if kind == "route" else "e" * 1024)
+    onward = server(far, "route", b"RS+ $G z.> %b 1" % name, b"RS+ $G z.>") if kind == "leaf" else None
+    member, plain = far.members[0].clients[:2]
+    member.connection.set_limits(Limits(max_control_line_bytes=128 * 1024))
+    member.feed(b"SUB z.> %b 1\r\n" % name * (kind == "route"))
+    plain.feed(b"SUB z.> 2\r\n" * has_plain)
+    far.settle()
+    begin, begin_on = len(there.socket.sent), len(onward.socket.sent) if onward is not None else 0
+    token = b"m" * ((194_560 - len(b"$Gz..reply")) // 2)
+    publisher.feed(b"PUB m.%b reply 1\r\nx\r\n" % token)
+    near.settle()
+    frame = bytes(there.socket.sent[begin:])
+    assert len(frame) > 194_560 + 65_000
+    here.engine.probe.feed(here.socket, frame)
+    far.settle()
+    assert len(member.messages()) == (kind == "route") and len(plain.messages()) == has_plain
+    if onward is not None:
+        line, _, _ = bytes(onward.socket.sent[begin_on:]).partition(b"\r\n")
+        assert len(line) > 194_560 + 65_000 and parse_server(line + b"\r\nx\r\n", is_route=True)["op"] == "MSG"
+        onward.link.leave()
+    for end in (there, here):
+        end.link.leave()
+    near.close()
+    far.close()
+
+
+def test_many_long_names_of_groups_go_on_in_frames_that_shards_read():
+    """A nats-server may name them in one."""
+    cluster = Members(1, fenced=False)
+    names = [b"%d" % n * 10_000 for n in range(6)]
+    for number, client in enumerate(cluster.members[0].clients[:2]):
+        client.connection.set_limits(Limits(max_control_line_bytes=128 * 1024))
+        client.feed(b"".join(b"SUB a.> %b %d\r\n" % (name, n) for n, name in enumerate(names) if n % 2 == number))
+    cluster.settle()
+    end = server(cluster, "route")
+    end.refused = []
+    subject = b"a." + b"s" * (194_558 - len(b"$G"))
+    end.engine.probe.feed(end.socket, b"RMSG $G %b | %b 1\r\nx\r\n" % (subject, b" ".join(names)))
+    end.engine.probe.feed(end.socket, b"RMSG $G a.b | %b 1\r\ny\r\n" % (b"q" * 65_001))
+    cluster.settle()
+    got = [one for client in cluster.members[0].clients[:2] for one in client.messages()]
+    assert sorted(got) == [(b"%d" % n, b"x") for n in range(6)]
+    assert [why for why, _ in end.refused] == ["too long to be passed on"]
+    end.link.leave()
     cluster.close()
 
 
@@ -775,7 +843,7 @@ def test_a_leaf_node_s_interest_that_is_too_long_in_the_exporting_account_is_ref
 
 
 def test_what_a_mapping_makes_too_long_of_a_leaf_node_s_message_is_refused(monkeypatch: pytest.MonkeyPatch):
-    """Account and subject have at most 196,608 bytes together, so that shards read the line."""
+    """Account and subject have at most 194,560 bytes together, so that shards read the line."""
     cluster = Members(1, fenced=False)
     engine = cluster.members[0].mesh.engines[GATEWAY_NUMBER]
     assert engine.probe.mesh is not None
@@ -787,7 +855,7 @@ def test_what_a_mapping_makes_too_long_of_a_leaf_node_s_message_is_refused(monke
     leaf = server(cluster, "leaf")
     refused: list[str] = []
     monkeypatch.setattr(leaf, "on_refused", lambda why, _subject: refused.append(why))
-    token = b"m" * ((196_608 - len(b"$Gz...")) // 3)
+    token = b"m" * ((194_560 - len(b"$Gz...")) // 3)
     for subject in (token + b"m", token):
         leaf.engine.probe.feed(leaf.socket, b"LMSG m.%b 1\r\nx\r\n" % subject)
         cluster.settle()
@@ -1183,6 +1251,25 @@ def test_a_server_that_knows_it_is_told_who_wants_no_echo_of_what_is_for_groups(
     cluster.settle()
     assert publisher.messages() == [(b"1", b"z")]
     end.link.leave()
+
+
+@pytest.mark.parametrize("has_plain", [False, True])
+def test_a_server_is_told_who_wants_no_echo_of_what_is_traced_too(*, has_plain: bool):
+    cluster = Members(1, fenced=False)
+    publisher = echoless(cluster, 0)
+    engine = cluster.members[0].mesh.engines[0]
+    assert engine.probe.mesh is not None
+    engine.probe.fanout.tracing = MessageTracing(Options(), engine.probe.mesh, Told(), {})  # type: ignore[arg-type]
+    end = server(cluster, "route", b"RS+ $G a q 1", *[b"RS+ $G a"] * has_plain, server_id="NOTHERABCDEF")
+    begin = len(end.socket.sent)
+    header = b"NATS/1.0\r\nNats-Trace-Dest: t\r\n\r\n"
+    publisher.feed(b"HPUB a %d %d\r\n%bx\r\n" % (len(header), len(header) + 1, header))
+    cluster.settle()
+    whose = b"~NMEMBER00000~%d" % publisher.connection.cid
+    sent = bytes(end.socket.sent[begin:])
+    assert sent.startswith(b"QMSG +,%b $G a | q " % whose) and sent.count(b" $G a ") == 1
+    end.link.leave()
+    cluster.close()
 
 
 @pytest.mark.parametrize("far", [1, 2])

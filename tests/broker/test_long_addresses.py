@@ -15,7 +15,7 @@ from tests.support.engine import NO_RESPONDERS, EngineClient
 from tests.support.mesh import Mesh
 
 LONGEST_KEY = 65_000  # of LINK_PROTOCOL.md: a subject in RS+, a queue name
-LONGEST_ADDRESS = 196_608  # … account, subject and reply of a message
+LONGEST_ADDRESS = 194_560  # … account, subject and reply of a message
 LONGEST_LINE = 261_888  # … a line without its verb
 LIMITS = Limits(max_control_line_bytes=128 * 1024)
 
