@@ -267,15 +267,28 @@ class Clients:
             except MaximumAccountConnectionsExceeded as error:
                 refused = error
         self.open[cid] = session
-        if gate is None:
-            session.socket = self._reactor.open(fd, connection, session, is_local=is_on_this_host(host))
-        else:
-            session.socket = self._open_gated(fd, connection, session, gate)
+        try:
+            if gate is None:
+                session.socket = self._reactor.open(fd, connection, session, is_local=is_on_this_host(host))
+            else:
+                session.socket = self._open_gated(fd, connection, session, gate)
+        except OSError as error:
+            self._forget_unwatched(session, error)
+            os.close(fd)
+            return
         connection.send(info)
         if refused is not None:
             connection.end(refused)
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug("%s - Client connection created", session)
+
+    def _forget_unwatched(self, session: ClientSession, why: OSError) -> None:
+        """Its socket cannot be watched: a user may have so many in all processes (max_user_watches)."""
+        logger.error("%s - cannot be served, and is closed: %s", session, why)
+        del self.open[session.connection.cid]
+        self._page.remove_connection(self._shard)
+        self.census.leave(session)
+        self._reactor.release(session.connection)
 
     def on_leaf_node(self, session: ClientSession) -> None:
         """A leaf node has come by WebSocket; its session is held."""
@@ -404,7 +417,8 @@ class Clients:
     def take_over(self, session: ClientSession, fd: int, frozen: FrozenSocket, old: int) -> None:
         """An expected client of shard `old` is here: it goes on over this descriptor, its socket's from now on.
 
-        RecordRefused: the record is not of its kind; the descriptor is the caller's.
+        RecordRefused: the record is not of its kind; OSError: its socket cannot be watched. Then it is expected as
+        before, and the descriptor is the caller's.
         """
         socket: Socket | None = None
         if (session.kind == "websocket") != (frozen.frames is not None):
@@ -414,12 +428,13 @@ class Clients:
 
             socket = LayeredSocket(self._gates[session.kind], frozen)
         cid = session.connection.cid
+        # Before it counts as one of ours: the kernel may have no room for one more watched socket.
+        session.socket = self._reactor.put(fd, session.connection, session, frozen, socket)
         del self._expected[cid]
         self._page.take_connection(self._shard)
         self.open[cid] = session
         session.came_from, session.moved_us = old, time.time_ns() // 1000
         self.passing.come(cid, old, session.moved_us)
-        session.socket = self._reactor.put(fd, session.connection, session, frozen, socket)
         self._reload_now(cid)
         self.finish_soon()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import AsyncIterator
 
@@ -12,7 +13,7 @@ import pytest
 from gnatswarm.broker.access.certificate_names import CertificateNames
 from gnatswarm.broker.errors import CloseReason
 from gnatswarm.broker.limits import Limits
-from gnatswarm.broker.options import Account, Export, Import, Options, Permissions, Tls, User
+from gnatswarm.broker.options import Account, Export, Import, Options, Permissions, Tls, User, WebSocket
 from gnatswarm.shards.boundary.control import ClusterNews
 from gnatswarm.shards.clients import passwords
 from gnatswarm.shards.clients.clients import BUSY_AT_ONCE
@@ -58,6 +59,31 @@ async def test_max_connections_of_a_reload_holds_for_who_is_there_and_for_who_co
         assert client.is_over
     assert await first.talk(b"PING\r\n") == b"PONG\r\n"
     assert house.page.connections == 1
+
+
+@pytest.mark.parametrize("websocket", [False, True], ids=["plain", "websocket"])
+async def test_a_connection_that_cannot_be_watched_is_closed_and_ends_nobody_else(
+    caplog: pytest.LogCaptureFixture, websocket: bool
+) -> None:
+    """A user may have so many watched sockets, over all processes: then epoll_ctl fails."""
+    most = Options(
+        accounts=(Account("A", max_connections=1),),
+        users=(User("a", account="A"),),
+        no_auth_user="a",
+        websocket=WebSocket(port=-1, no_tls=True),
+    )
+    house = OneShard(most)
+    clients = house.shard.clients
+    unfit = os.open(os.devnull, os.O_RDWR)  # no epoll set takes this one
+    (clients.on_accept_websocket if websocket else clients.on_accept)(unfit, "127.0.0.1", 1)
+    assert "cannot be served, and is closed: [Errno 1] cannot watch a socket" in caplog.text
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(unfit)
+    assert not clients.open and house.page.connections == 0
+    client = house.connect()  # the account has room for one
+    await client.wait(b"}")
+    assert (await client.talk(b"CONNECT {}\r\nPING\r\n")).endswith(b"PONG\r\n")
+    house.close()
 
 
 async def test_an_error_behind_a_log_in_that_was_waited_for_reaches_its_client() -> None:

@@ -17,8 +17,10 @@ from gnatswarm.broker.frozen import OfferedClient, RecordRefused
 from gnatswarm.broker.options import Options, Permissions, User
 from gnatswarm.shards.boundary.linkdir import path_for_moves
 from gnatswarm.shards.clients import moved as records
+from gnatswarm.shards.clients.session import ClientSession
 from gnatswarm.shards.moving import host
 from gnatswarm.shards.moving import move_channel as channel
+from gnatswarm.shards.sockets.frozen_socket import FrozenSocket
 from tests.support.linked_shards import LinkedShards, MovingShard
 from tests.support.one_shard import Client
 from tests.support.turns import until
@@ -421,6 +423,36 @@ async def test_a_client_that_cannot_be_taken_at_last_is_closed_and_leaves_nothin
     assert client.is_over
     assert (old.cids, new.cids) == ([], [])
     assert [shard.one.shard.mesh.account(b"$G").n_subs for shard in two.shards] == [0, 0]
+
+
+async def test_a_client_whose_socket_cannot_be_watched_is_closed_and_counts_nowhere(
+    two: LinkedShards, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A user may have so many watched sockets, over all processes: then epoll_ctl fails."""
+    first, second = [await come(two, "SUB a 1\r\n") for _ in range(2)]
+    old, new = two.shards
+    cids = old.cids
+    clients = new.one.shard.clients
+    take_over, unfit = clients.take_over, os.open(os.devnull, os.O_RDWR)  # no epoll set takes this one
+
+    def take(session: ClientSession, fd: int, frozen: FrozenSocket, came_from: int) -> None:
+        take_over(session, unfit if session.connection.cid == cids[0] else fd, frozen, came_from)
+
+    monkeypatch.setattr(clients, "take_over", take)
+    assert await moved(two, 2) == {}
+    await until(lambda: new.host.n_refused and not new.host.is_busy)
+    os.close(unfit)
+    assert "cannot be taken from shard 0, and is closed: [Errno 1] cannot watch a socket" in caplog.text
+    await first.wait(b"nothing")
+    assert first.is_over
+    assert (old.cids, new.cids) == ([], [cids[1]])
+    assert not clients.is_expected(cids[0])
+    assert [cid for cid, _old, _us in clients.passing.came] == [cids[1]]
+    assert new.one.shard.mesh.account(b"$G").n_subs == 1
+    assert [two.page.snapshot(number)["connections"] for number in (0, 1)] == [0, 1]
+    two.page.settle_connections()
+    assert two.page.connections == 1
+    assert await second.talk(b"PING\r\n") == b"PONG\r\n"
 
 
 async def test_what_a_turn_has_queued_is_sent_though_nothing_else_happens(
