@@ -60,7 +60,8 @@ SECTIONS: tuple[tuple[str, str, type[msgspec.Struct], str], ...] = (
         "Encryption: `tls { … }`",
         "tls.",
         options.Tls,
-        "The same keys are in `websocket`, `cluster` and `leafnodes { tls { … } }`.",
+        "The same keys are in `websocket`, `cluster` and `leafnodes { tls { … } }`. In the last two "
+        + "`verify_and_map` may be reloaded.",
     ),
     ("WebSocket: `websocket { … }`", "websocket.", options.WebSocket, ""),
     ("Leaf nodes: `leafnodes { … }`", "leafnodes.", options.LeafNodes, ""),

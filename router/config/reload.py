@@ -89,6 +89,7 @@ LIVE = frozenset(
 )
 
 # Fields that cannot change in a running broker, because sockets, processes or clients already use them; the reasons.
+# Some are inside of a section that can.
 FIXED = {
     "host": "listeners are made at the start",
     "port": "listeners are made at the start",
@@ -100,10 +101,12 @@ FIXED = {
     "https_port": "the monitoring listener is made at the start",
     "http_base_path": "the monitoring listener is made at the start",
     "headers": "clients were told whether there are headers",
+    "tls.verify_and_map": "clients that are connected may have no certificate, or another user's",
     "config_file": "a broker keeps its file",
     "websocket.host": "listeners are made at the start",
     "websocket.port": "listeners are made at the start",
     "websocket.no_tls": "clients were told the old address",
+    "websocket.tls.verify_and_map": "clients that are connected may have no certificate, or another user's",
     "leafnodes.host": "listeners are made at the start",
     "leafnodes.port": "listeners are made at the start",
     "sharding.accept": "listeners are made at the start",

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import datetime
 import re
+import signal
 import ssl
 import time
 
@@ -249,6 +250,29 @@ async def test_a_certificate_says_which_user_a_websocket_client_is(start_broker,
         assert await stranger.read_frame() >= 0
     assert bytes(stranger.stream).startswith(b"-ERR 'Authorization Violation'")
     stranger.close()
+
+
+async def test_certificates_do_not_begin_to_stand_for_users_while_clients_are_connected(
+    start_broker, authority, server
+):
+    """Nobody has looked at theirs, and some may have none."""
+
+    def config(more: str) -> str:
+        users = 'authorization { users [ { user: "CN=ann", password: x } ] }'
+        return f'tls {{ {server.lines}, ca_file: "{authority.path}"{more} }}\n{users}\n'
+
+    broker = start_broker(config=config(""))
+    log_in = b'CONNECT {"verbose":false,"user":"CN=ann","pass":"x"}\r\n'
+    client = await connect(broker.port, authority.client_context(), line=log_in)
+    await client.flush()
+    assert broker.directory is not None
+    (broker.directory / "broker.conf").write_text(config(", verify_and_map: true"))
+    start = len(broker.log.lines)
+    broker.send_signal(signal.SIGHUP)
+    await asyncio.to_thread(broker.log.wait_line, r"not supported for (TLSMap|tls\.verify_and_map): ", 10.0, start)
+    await client.flush()
+    client.close()
+    (await connect(broker.port, authority.client_context(), line=log_in)).close()  # who comes now needs none either
 
 
 async def test_more_handshakes_a_second_than_allowed_are_refused(secure, authority):

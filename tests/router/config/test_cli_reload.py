@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from gnatswarm.broker.limits import Limits
-from gnatswarm.broker.options import Cluster, LeafNodes, LeafRemote, Logging, Options, Sharding, User
+from gnatswarm.broker.options import Cluster, LeafNodes, LeafRemote, Logging, Options, Sharding, Tls, User, WebSocket
 from gnatswarm.router.config.reload import FIXED, LIVE, diff, with_chosen_ports
 
 
@@ -52,9 +52,29 @@ def test_secrets_are_not_shown() -> None:
 def test_every_option_is_either_live_or_fixed(field: str) -> None:
     if field in ("stats", "sharding", "placement", "websocket", "leafnodes", "cluster"):
         names = {f"{field}.{inner.name}" for inner in msgspec.structs.fields(type(getattr(Options(), field)))}
-        assert names == {name for name in LIVE | FIXED.keys() if name.startswith(f"{field}.")}
+        listed = {name for name in LIVE | FIXED.keys() if name.startswith(f"{field}.")}
+        assert names == {name for name in listed if name.count(".") == 1}
+        assert all(name.rpartition(".")[0] in LIVE for name in listed - names)
     else:
         assert (field in LIVE) != (field in FIXED)
+
+
+@pytest.mark.parametrize("is_on", [False, True], ids=["off", "on"])
+def test_what_certificates_stand_for_stays_as_it_is_where_clients_are_connected(is_on: bool) -> None:
+    """As on nats-server: those that are connected may have none, and their certificates were not looked at."""
+    before, after = Tls(verify_and_map=is_on), Tls(verify_and_map=not is_on)
+    for old, new, field in (
+        (Options(tls=before), Options(tls=after), "tls"),
+        (Options(websocket=WebSocket(tls=before)), Options(websocket=WebSocket(tls=after)), "websocket.tls"),
+    ):
+        (line,) = diff(old, new).refused
+        assert line.startswith(f"reload not supported for {field}.verify_and_map: {is_on} → {not is_on}: ")
+    for old, new in (
+        (Options(cluster=Cluster(tls=before)), Options(cluster=Cluster(tls=after))),
+        (Options(leafnodes=LeafNodes(tls=before)), Options(leafnodes=LeafNodes(tls=after))),
+        (Options(tls=Tls(verify=is_on)), Options(tls=Tls(verify=not is_on))),
+    ):
+        assert not diff(old, new).is_refused
 
 
 def test_the_port_that_was_chosen_may_be_named() -> None:
