@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from gnatswarm.shards.boundary.rows import ConnectionRow, ConnectionsPart, ConnectionsQuery, is_found, order
+from gnatswarm.shards.boundary.rows import ClientPart, ConnectionRow, ConnectionsPart, ConnectionsQuery, is_found, order
 
 # Asks one shard about these clients.
 Ask = Callable[[int, list[int]], Awaitable[list[ConnectionsPart]]]
@@ -70,6 +70,23 @@ async def settled(
             wanted = [row for row in found if is_found(row, query)]
             lists = [*lists, (shard, sorted(wanted, key=order(query.sort, query.now_us)))]
     return lists, sum(len(rows) for _, rows in lists) - counted if is_whole else more
+
+
+async def reaches(shards: Sequence[int], tell: Callable[[int], Awaitable[list[ClientPart]]]) -> bool:
+    """Whether a command about one client reaches it on one of these shards, which are told it one after the other."""
+    is_coming = False
+    for _ in range(MOST_HOPS):
+        is_coming = may_have_moved = False
+        for shard in shards:
+            parts = await tell(shard)
+            if any(part.is_found for part in parts):
+                return True
+            is_coming = is_coming or any(part.is_coming for part in parts)
+            # (A shard that has ended meanwhile says nothing: its clients may have left it before.)
+            may_have_moved = may_have_moved or not parts or any(part.has_left for part in parts)
+        if not is_coming and not may_have_moved:
+            break
+    return is_coming
 
 
 def _once(lists: Lists) -> Lists:

@@ -17,7 +17,7 @@ from gnatswarm.broker import advisory
 from gnatswarm.broker.advisory import Document, ServerIdentity
 from gnatswarm.broker.placement_rules import subject_covers
 from gnatswarm.broker.subject import is_literal, is_valid_subscription
-from gnatswarm.router.monitoring import aggregate
+from gnatswarm.router.monitoring import aggregate, moving_clients
 from gnatswarm.router.monitoring.page_query import DEFAULT_LIMIT, BadQuery, PageQuery
 from gnatswarm.router.monitoring.pages import Busy
 from gnatswarm.router.monitoring.request_options import BadOptions, RequestOptions, request_options
@@ -253,11 +253,13 @@ class SystemAnswers:
         if asked.cid <= 0:
             raise unknown if self._is_like_newer else BadQuery("cid is missing: which client is meant")
         query = rows.ClientQuery(asked.cid, is_kicked)
-        for shard in facts.shards:
-            parts = await self._state.questions.ask(shard.shard, query, rows.ClientPart) if shard.pid else []
-            if any(part.is_found for part in parts):
-                return None
-        raise unknown
+
+        def tell(shard: int) -> Awaitable[list[rows.ClientPart]]:
+            return self._state.questions.ask(shard, query, rows.ClientPart)
+
+        if not await moving_clients.reaches([shard.shard for shard in facts.shards if shard.pid], tell):
+            raise unknown
+        return None
 
     # ---- counts of subscriptions: the answer is the number alone
 

@@ -446,9 +446,11 @@ class MovesPart(PageStruct):
 
 
 class ClientPart(PageStruct):
-    """Whether the client is on this shard."""
+    """Whether the client is on this shard, where the command was carried out."""
 
     is_found: bool
+    is_coming: bool = False  # it is about to come from another shard: the command is carried out when it is here
+    has_left: bool = False  # it has lately gone to another shard
 
 
 # /connz?sort=… → key function of (row, now), for an ascending sort. Counts are negated: the largest come first.

@@ -12,6 +12,7 @@ import logging
 import os
 import time
 from collections import deque
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
@@ -150,6 +151,7 @@ class Clients:
         self.open = sessions
         self._expected: dict[int, ClientSession] = {}  # clients of other shards that are about to go on here
         self._reload_later: dict[int, bool] = {}  # cid of a client that moves → whether its stream imports have changed
+        self._dismiss_later: dict[int, bool] = {}  # cid of a client that is about to come → see dismiss()
         self._ending: dict[ClientSession, None] = {}  # those with subscriptions to end, in the order of their turns
         self._ends_soon = False
         self._at_once = 0  # so many subscriptions are still renewed in the turn of a reload
@@ -407,6 +409,7 @@ class Clients:
         """It does not come. The caller has taken its connection out of the engine."""
         del self._expected[session.connection.cid]
         self._reload_later.pop(session.connection.cid, None)
+        self._dismiss_later.pop(session.connection.cid, None)
         self.census.leave(session)
         self._page.expect_no_more(self._shard)
 
@@ -436,6 +439,8 @@ class Clients:
         session.came_from, session.moved_us = old, time.time_ns() // 1000
         self.passing.come(cid, old, session.moved_us)
         self._reload_now(cid)
+        if cid in self._dismiss_later:  # (not at once: its move ends in a turn of the reactor)
+            asyncio.get_running_loop().call_soon(partial(self.dismiss, cid, is_kicked=self._dismiss_later.pop(cid)))
         self.finish_soon()
 
     def _open_gated(self, fd: int, connection: ClientConnection, session: ClientSession, gate: Gate) -> Socket:
@@ -624,9 +629,14 @@ class Clients:
         self._reactor.finish()
 
     def dismiss(self, cid: int, *, is_kicked: bool) -> bool:
-        """Close this client, or ask it to reconnect (`ldm`). False: it is not on this shard."""
+        """Close this client, or ask it to reconnect (`ldm`). False: it is not on this shard.
+
+        One that is about to come here is told when it has come; until then it is on its shard.
+        """
         session = self.open.get(cid)
         if session is None:
+            if cid in self._expected:
+                self._dismiss_later[cid] = is_kicked or self._dismiss_later.get(cid, False)
             return False
         if is_kicked:
             self.close([session], CloseReason.KICKED)

@@ -320,7 +320,10 @@ class Snapshots:
         yield self._moves()
 
     async def _client(self, query: rows.ClientQuery) -> AsyncIterator[rows.ClientPart]:
-        yield rows.ClientPart(self._clients.dismiss(query.cid, is_kicked=query.is_kicked))
+        clients = self._clients
+        is_found = clients.dismiss(query.cid, is_kicked=query.is_kicked)
+        has_left = not is_found and any(row.cid == query.cid for _, row in clients.passing.left)
+        yield rows.ClientPart(is_found, clients.is_expected(query.cid), has_left)
 
     # ---- subscriptions
 

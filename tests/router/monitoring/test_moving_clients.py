@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gnatswarm.router.monitoring import moving_clients
-from gnatswarm.shards.boundary.rows import ConnectionRow, ConnectionsPart, ConnectionsQuery
+from gnatswarm.shards.boundary.rows import ClientPart, ConnectionRow, ConnectionsPart, ConnectionsQuery
 from tests.router.monitoring.test_pages import connection
 
 SHARDS = 3
@@ -132,3 +132,54 @@ async def test_who_has_left_a_process_that_was_replaced_is_not_taken_from_its_su
 async def test_one_shard_alone_does_not_follow_those_that_left_it() -> None:
     parts = {0: ConnectionsPart(0, [], left=[(1, connection(1))])}
     assert await moving_clients.settled(ConnectionsQuery(), [(0, [])], parts, None) == ([(0, [])], 0)  # type: ignore[arg-type]
+
+
+MOVES = st.lists(st.sampled_from(("leave", "arrive")), max_size=2)
+
+
+@given(st.integers(0, SHARDS - 1), st.lists(st.tuples(MOVES, st.integers(0, SHARDS - 1)), max_size=2))
+async def test_a_command_reaches_its_client_wherever_it_goes_meanwhile(
+    start: int, steps: list[tuple[list[str], int]]
+) -> None:
+    """It moves twice at most; a shard that expects it carries the command out when it is there."""
+    cid = start + SHARDS
+    world = World(2 * SHARDS)
+    told: set[int] = set()  # shards that have told it, or will
+    n_asked = 0
+
+    async def tell(shard: int) -> list[ClientPart]:
+        nonlocal n_asked
+        n_asked += 1
+        if steps:
+            kinds, to = steps.pop(0)
+            for kind in kinds:
+                world.step((kind, cid, to))
+        is_found = cid in world.open[shard]
+        is_coming = cid in world.on_the_way and world.on_the_way[cid][1] == shard
+        if is_found or is_coming:
+            told.add(shard)
+        has_left = any(row.cid == cid for _, row in world.left[shard])
+        return [ClientPart(is_found, is_coming, has_left and not is_found)]
+
+    assert await moving_clients.reaches(range(SHARDS), tell)
+    world.step(("arrive", cid, 0))
+    assert any(cid in world.open[shard] for shard in told)
+
+
+async def test_a_client_that_nobody_knows_is_looked_for_once_and_behind_a_shard_that_ended_again() -> None:
+    said: list[int] = []
+
+    async def unknown(shard: int) -> list[ClientPart]:
+        said.append(shard)
+        return [ClientPart(False)]
+
+    assert not await moving_clients.reaches([0, 1], unknown)
+    assert said == [0, 1]
+
+    async def ended(shard: int) -> list[ClientPart]:
+        said.append(shard)
+        return [] if shard == 1 else [ClientPart(len(said) > 2)]
+
+    said.clear()
+    assert await moving_clients.reaches([0, 1], ended)
+    assert said == [0, 1, 0]

@@ -16,6 +16,7 @@ from gnatswarm.shards.boundary import rows
 from gnatswarm.shards.boundary.control import Snapshot, SnapshotReply
 from gnatswarm.shards.boundary.pace import Pace
 from gnatswarm.shards.boundary.rows import ConnectionsQuery
+from gnatswarm.shards.clients.closed import connection_row
 from gnatswarm.shards.monitoring import snapshots as module
 from gnatswarm.shards.monitoring.snapshots import (
     MOST_UNREAD_BYTES,
@@ -272,7 +273,18 @@ async def test_a_client_is_told_to_go_or_made_to(asked: Asked, is_kicked: bool) 
     assert client.is_over is is_kicked
     if not is_kicked:
         assert b'"ldm":true' in (said if b"\r\n" in said else said + await client.wait(b"\r\n"))
-    assert not (await asked.part(rows.ClientQuery(2, is_kicked), rows.ClientPart)).is_found
+    assert await asked.part(rows.ClientQuery(2, is_kicked), rows.ClientPart) == rows.ClientPart(False)
+
+
+async def test_a_command_to_a_client_that_moves_says_so(asked: Asked) -> None:
+    await asked.client("ann")
+    clients = asked.one.shard.clients
+    clients.passing.leave(connection_row(clients.open[1], 0), 3)
+    session = clients.open.pop(1)
+    assert await asked.part(rows.ClientQuery(1), rows.ClientPart) == rows.ClientPart(False, has_left=True)
+    clients._expected[1] = session
+    assert (await asked.part(rows.ClientQuery(1), rows.ClientPart)).is_coming
+    clients.open[1] = clients._expected.pop(1)
 
 
 async def test_questions_are_answered_in_their_order_and_no_more_than_may_wait(asked: Asked) -> None:

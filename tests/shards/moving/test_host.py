@@ -455,6 +455,43 @@ async def test_a_client_whose_socket_cannot_be_watched_is_closed_and_counts_nowh
     assert await second.talk(b"PING\r\n") == b"PONG\r\n"
 
 
+@pytest.mark.parametrize("is_kicked", [True, False])
+async def test_a_client_that_is_told_to_go_while_it_moves_is_told_where_it_comes(
+    two: LinkedShards, monkeypatch: pytest.MonkeyPatch, is_kicked: bool
+) -> None:
+    """Its old shard has sent it off, and it is not in the new one yet."""
+    client = await come(two, 'CONNECT {"verbose":false,"user":"a","pass":"x","protocol":1}\r\nSUB a 1\r\n')
+    old, new = two.shards
+    (cid,) = old.cids
+    took = new.host._take
+
+    def take(shard: int, message: channel.HandedOver, fd: int) -> None:
+        clients = new.one.shard.clients
+        assert (old.cids, new.cids, clients.is_expected(cid)) == ([], [], True)
+        assert not clients.dismiss(cid, is_kicked=is_kicked)
+        took(shard, message, fd)
+
+    monkeypatch.setattr(new.host, "_take", take)
+    assert await moved(two, 1) == {}
+    said = await client.wait(b"nothing" if is_kicked else b'"ldm":true')
+    assert client.is_over is is_kicked
+    if not is_kicked:
+        assert said.startswith(b"INFO ")
+        assert new.cids == [cid]
+
+
+async def test_who_is_told_to_go_and_does_not_come_is_forgotten(two: LinkedShards) -> None:
+    """Another client may be told of the same id: of a shard that asks again."""
+    await come(two)
+    old, new = two.shards
+    new.host._most = 10
+    clients = new.one.shard.clients
+    expect = clients.expect(old.cids[0], old.one.shard.clients.open[old.cids[0]].freeze())
+    assert not clients.dismiss(old.cids[0], is_kicked=True)
+    clients.forget_expected(expect)
+    assert clients._dismiss_later == {}
+
+
 async def test_what_a_turn_has_queued_is_sent_though_nothing_else_happens(
     two: LinkedShards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
