@@ -1228,7 +1228,9 @@ def test_a_server_that_knows_it_is_told_who_wants_no_echo_of_what_is_for_groups(
     kind: Literal["route", "leaf", "hub"], *, is_alone: bool
 ):
     """In the one frame that serves plain interest, too; and what it sends on does not come back to that client.
-    `is_alone`: the publisher's shard knows of that one group alone, and nothing else."""
+
+    `is_alone`: the publisher's shard knows of that one group alone, and nothing else.
+    """
     cluster = Members(1, fenced=False)
     publisher = echoless(cluster, 0)
     word, account = (b"R", b"$G ") if kind == "route" else (b"L", b"")
