@@ -58,6 +58,7 @@ cdef class ServerLink(Peer):
     cdef readonly uint64_t in_lines      # operations so far
     cdef uint64_t due_bytes              # write_timeout: close: it has to have taken so many (of out.taken_bytes) …
     cdef uint64_t due_since_us           # … within the write deadline from here on
+    cdef uint32_t n_words                # INFO and -ERR in the last read
     cdef size_t told_bytes               # of interest in the last read
     cdef size_t much_told                # … since a read had much, while all have mostly that; 0: not now
 

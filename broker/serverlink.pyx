@@ -39,6 +39,8 @@ cdef enum:
     # in between, clients of the shards do not either: a million keeps those busy for half a second.
     TOLD_BYTES = 16384
     TOLD_BYTES_BETWEEN_RESTS = 1024
+    # INFO and -ERR are the session's, in Python, at some 5 to 15 µs each: behind so many in one read, others have a turn.
+    MOST_WORDS_AT_ONCE = 200
     # Interest that a member has told in accounts that are not known here.
     MOST_UNTAKEN_BYTES = 16777216
     MOST_UNTAKEN_ACCOUNTS = 4096
@@ -132,6 +134,7 @@ cdef class ServerLink(Peer):
         self.active_us = self.out.box.now_us
         self.exchange.origin = self.origin
         self.told_bytes = 0
+        self.n_words = 0
         while p < end:
             if self.sublist is not None:
                 n = repeat_run(&self.repeat, self.sublist, self.fanout, p, end, ORIGIN_SIBLING, &message)
@@ -152,7 +155,7 @@ cdef class ServerLink(Peer):
                 if done == 0:
                     break
                 p += done
-                if unlikely(match_steps > most_steps):
+                if unlikely(match_steps > most_steps or self.n_words >= <uint32_t>MOST_WORDS_AT_ONCE):
                     self.rest()
             if unlikely(self.holds or self.is_closing):
                 break
@@ -213,10 +216,12 @@ cdef class ServerLink(Peer):
         elif kind == SERVER_PONG:
             self.on_pong()
         elif kind == SERVER_INFO:
+            self.n_words += 1
             self.session.on_info(op.argument.at[:op.argument.size])
         elif kind == SERVER_CONNECT:
             self.session.on_connect(op.argument.at[:op.argument.size])
         elif kind == SERVER_ERR:
+            self.n_words += 1
             self.session.on_error(op.argument.at[:op.argument.size])
         elif kind == SERVER_IGNORED:
             pass

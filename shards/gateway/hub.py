@@ -442,7 +442,7 @@ class HubSession(LeafConnection):
         if text.lower() == MaximumSubscriptionsExceeded.text:  # of interest that it was told; the connection stays
             self._log_limit()
             return
-        logger.error("%s - Leafnode Error %s", self, quoted(text[:300]))
+        self._refusals.note("Leafnode Error", quoted(text[:300]))
         self._why = self._why or (text[:300] if "loop detected" in text.lower() else "")
 
     def on_early(self) -> None:

@@ -269,7 +269,7 @@ class LeafSession(LeafConnection):
             self._wait_long = True
         self._is_refused = True
         self._why = self._why or f"the hub said: {text[:300]}"
-        logger.error("%s: the hub said: %s", self, text[:300])
+        self._refusals.note("the hub said:", text[:300])
 
     def on_early(self) -> None:
         """Interest or a message before the hub has accepted."""

@@ -137,7 +137,7 @@ class LeafConnection:
             self._log_limit()
             self.link.send(MaximumSubscriptionsExceeded().wire)
         else:
-            self._refusals.note(why, quoted(subject[:200]))
+            self._refusals.note(f"{why}:", quoted(subject[:200]))
 
     def _log_limit(self) -> None:
         if not self._is_at_limit:

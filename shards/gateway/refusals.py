@@ -1,4 +1,4 @@
-"""What one connection tells or sends that has no effect, in the log: of each reason one line a second at most."""
+"""What one connection tells or sends that has no effect, and its errors, in the log: of each kind one line a second."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Refusals:
         self._untold: dict[str, tuple[int, str]] = {}  # reason → how many since its last line, and the last subject
 
     def note(self, why: str, subject: str) -> None:
-        """Tell it now, or with those that follow."""
+        """Tell it now, or with those that follow: the reason, which ends in a colon where it is no name, and this."""
         if why in self._untold:
             self._untold[why] = self._untold[why][0] + 1, subject
             return
-        logger.error("%s - %s: %s", self._session, why, subject)
+        logger.error("%s - %s %s", self._session, why, subject)
         self._wait(why)
 
     def _wait(self, why: str) -> None:
@@ -36,5 +36,5 @@ class Refusals:
     def _tell(self, why: str) -> None:
         n, subject = self._untold.pop(why)
         if n:
-            logger.error("%s - %s: %s (%d since the last line)", self._session, why, subject, n)
+            logger.error("%s - %s %s (%d since the last line)", self._session, why, subject, n)
             self._wait(why)

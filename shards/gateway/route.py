@@ -364,7 +364,7 @@ class RouteSession:
         if _NO_DEDICATED in text.lower() or self.is_duplicate:
             self._is_quiet = True
         elif self.dialled is None or self.was_member:
-            logger.error("%s - Route Error %r", self, text[:300])
+            self._refusals.note("Route Error", repr(text[:300]))
 
     def on_pong(self) -> None:
         """A PING of ours was answered."""
@@ -397,7 +397,7 @@ class RouteSession:
 
     def on_refused(self, why: str, subject: bytes) -> None:
         """An operation that has no effect."""
-        self._refusals.note(why, repr(subject))
+        self._refusals.note(f"{why}:", repr(subject))
 
     def on_broken(self, why: str) -> None:
         """Bytes that are no frame; the link is being closed."""

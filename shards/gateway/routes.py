@@ -631,7 +631,7 @@ class Routes:
             return
         address = _dialable(info.ip)
         if address is None:
-            logger.error("%s - told of a member at an address that cannot be dialled: %r", session, info.ip[:100])
+            session.on_refused("told of a member at an address that cannot be dialled", info.ip[:100].encode())
             return
         self._dial_learned(address)
 

@@ -615,6 +615,26 @@ def test_what_a_mapping_makes_long_comes_to_a_group_of_a_long_name_elsewhere(
     far.close()
 
 
+@pytest.mark.parametrize("word", ["INFO {}", "-ERR 'x'"])
+def test_a_server_that_sends_many_words_to_its_session_is_read_in_turns(word: str):
+    """They are carried out in Python: 26,000 errors in one read kept others waiting for a tenth of a second."""
+    cluster = Members(1, fenced=False)
+    resting: list[Resting] = []
+    cluster.members[0].exchange.rest_with(resting.append)
+    end = server(cluster, "leaf")
+    said: list[bytes] = []
+    end.on_error = end.on_info = said.append  # type: ignore[method-assign]
+    end.engine.probe.feed(end.socket, f"{word}\r\n".encode() * 1000)
+    turns = [len(said)]
+    while resting:
+        resting.pop().has_rested()
+        end.engine.probe.finish()
+        turns.append(len(said))
+    assert turns[-1] == 1000 and max(now - before for before, now in zip([0, *turns], turns, strict=False)) == 200
+    end.link.leave()
+    cluster.close()
+
+
 def test_many_long_names_of_groups_go_on_in_frames_that_shards_read():
     """A nats-server may name them in one."""
     cluster = Members(1, fenced=False)

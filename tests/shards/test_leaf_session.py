@@ -16,7 +16,7 @@ from tests.support.members import Members
 
 def a_session(cluster: Members, owner: Any, later: list[Any]) -> LeafSession:
     """A connection to a hub; `later` gets what its timers are to call."""
-    loop: Any = SimpleNamespace(time=lambda: 0.0, call_later=lambda _after_s, call: later.append(call))
+    loop: Any = SimpleNamespace(time=lambda: 0.0, call_later=lambda _after_s, call, *_words: later.append(call))
     return LeafSession(
         loop,
         cluster.members[0].exchange,

@@ -34,16 +34,16 @@ def test_of_each_reason_there_is_one_line_a_second(caplog: pytest.LogCaptureFixt
         return found
 
     for number in range(1000):
-        refusals.note("bad subject", f"s{number}")
-    refusals.note("too long", "t")
+        refusals.note("bad subject:", f"s{number}")
+    refusals.note("too long:", "t")
     assert lines() == ["rid:1 - bad subject: s0", "rid:1 - too long: t"]
     loop.turn()
     assert lines() == ["rid:1 - bad subject: s999 (999 since the last line)"]
-    refusals.note("bad subject", "u")
+    refusals.note("bad subject:", "u")
     loop.turn()
     assert lines() == ["rid:1 - bad subject: u (1 since the last line)"]
     loop.turn()
     loop.turn()
     assert not loop.later
-    refusals.note("bad subject", "v")
+    refusals.note("bad subject:", "v")
     assert lines() == ["rid:1 - bad subject: v"]

@@ -585,6 +585,21 @@ async def by_hand(broker: Broker, name: str = "hand", **info: Any) -> ByHand:
     return found
 
 
+async def test_a_member_s_errors_and_bad_addresses_have_a_line_a_second(start: Start, net: Net) -> None:
+    """Each had a line of its own: 50,000 in two seconds, in which the gateway served nobody else."""
+    here = start("gnatswarm-2", cluster_config("here"))
+    member = await by_hand(here)
+    for said, logged in ((GOSSIP % b"0.0.0.0:99999", "cannot be dialled"), (b"-ERR 'odd'\r\n", "Route Error")):
+        member.say(said * 5000 + b"PING\r\n")
+        await member.until(b"PONG\r\n")
+        client = await net.client(here)
+        await subscribed(client, "still 1")
+        member.say(b"RMSG $G still 2\r\nhi\r\n")
+        assert [frame.payload for frame in await client.messages(1)] == [b"hi"]
+        assert 0 < here.log.text.count(logged) < 100
+    member.writer.close()
+
+
 async def test_the_other_connection_of_a_member_is_used_where_the_one_ends(start: Start, net: Net) -> None:
     """A nats-server that was dialled while it dialled closes one of the two, whichever we have taken."""
     here = start("gnatswarm-2", cluster_config("here"))

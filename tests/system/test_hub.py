@@ -252,6 +252,16 @@ async def by_hand(port: int, connect: dict[str, Any] | None = None) -> Leaf:
     return leaf
 
 
+async def test_a_leaf_node_s_errors_have_a_line_a_second(tree: Tree, net: Net) -> None:
+    """Each had a line of its own: 50,000 in two seconds, in which the gateway served nobody else."""
+    leaf = await by_hand(hub_port(tree.hub), {"name": "odd", "user": "some", "pass": "p"})
+    await leaf.until(b"\n")
+    leaf.say("-ERR 'odd'\r\n" * 5000 + "PING\r\n")
+    await leaf.until(b"PONG\r\n")
+    leaf.writer.close()
+    assert 0 < tree.hub.log.text.count('Leafnode Error "odd"') < 100
+
+
 async def test_the_hub_says_who_it_is_and_what_the_user_may_do(tree: Tree, net: Net) -> None:
     port = hub_port(tree.hub)
     leaf = await by_hand(port, {"name": "hand", "user": "some", "pass": "p"})
