@@ -39,7 +39,7 @@ cdef enum:
     # in between, clients of the shards do not either: a million keeps those busy for half a second.
     TOLD_BYTES = 16384
     TOLD_BYTES_BETWEEN_RESTS = 1024
-    # INFO and -ERR are the session's, in Python, at some 5 to 15 µs each: behind so many in one read, others have a turn.
+    # INFO and -ERR are the session's, in Python, at 5 to 15 µs each: behind so many in one read others have a turn.
     MOST_WORDS_AT_ONCE = 200
     # Interest that a member has told in accounts that are not known here.
     MOST_UNTAKEN_BYTES = 16777216
