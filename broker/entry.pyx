@@ -29,15 +29,42 @@ cdef inline const Sub *sid_of(const Sub *sub) noexcept:
     return sub
 
 
-cdef bint is_granted(const Sub *sub) noexcept:
-    """Do its client's new permissions allow the subscription?"""
+# The last answer of ask_for_grant(). VALID FOR ONE MATCH: nothing that it points at ends meanwhile.
+ctypedef struct Grant:
+    uint64_t match
+    const Node *node
+    const QueueGroup *group
+    void *filter
+    bint is_granted
+
+cdef Grant last_grant
+
+
+cdef void ask_for_grant(const Sub *sub) noexcept:
     cdef uint8_t[MOST_KEY_BYTES + SLACK] subject
-    cdef size_t size = subject_at(sub.node, subject, MOST_KEY_BYTES)
+    cdef size_t size = subject_at(sub.node, subject, MOST_KEY_BYTES), queue_size = 0
     cdef const QueueGroup *group = sub.group
-    if group == NULL:
-        return (<Permissions>sub.out.filter).may_subscribe(subject, size, NULL, 0)
-    return (<Permissions>sub.out.filter).may_subscribe(
-        subject, size, <const uint8_t *>group.name + sizeof(QueueName), group.name.key.size)
+    cdef const uint8_t *queue = NULL
+    if group != NULL:
+        queue = <const uint8_t *>group.name + sizeof(QueueName)
+        queue_size = group.name.key.size
+    last_grant.match = last_match
+    last_grant.node = sub.node
+    last_grant.group = group
+    last_grant.filter = sub.out.filter
+    last_grant.is_granted = (<Permissions>sub.out.filter).may_subscribe(subject, size, queue, queue_size)
+
+
+cdef inline bint is_granted(const Sub *sub) noexcept:
+    """Do its client's new permissions allow the subscription?
+
+    A client may have 100,000 to one subject, which have one answer. To ask takes 0.15 us, half of it for the room on
+    the stack, and a match asks twice for each.
+    """
+    if last_grant.match != last_match or last_grant.node != sub.node or last_grant.group != sub.group \
+            or last_grant.filter != sub.out.filter:
+        ask_for_grant(sub)
+    return last_grant.is_granted
 
 
 cdef inline bint is_admitted(const Sub *sub, const uint8_t *subject, size_t size) noexcept:

@@ -265,6 +265,32 @@ def test_what_new_permissions_do_not_allow_gets_nothing_before_it_has_ended():
     assert client.take() == b"MSG keep 0 0\r\n\r\nMSG late 3 0\r\n\r\n"
 
 
+@pytest.mark.parametrize("is_reversed", [False, True])
+def test_each_client_s_subscriptions_of_each_subject_and_group_are_decided_by_themselves(is_reversed):
+    """One message meets them all, and equal ones are decided once: equal are those of a subject, a group and rights."""
+    engine = Engine()
+    publisher, *clients = engine.clients(4)
+    rights = [
+        options.Permissions(subscribe_allow=("a", "a mine", "a.>")),
+        options.Permissions(subscribe_allow=("*", "* theirs")),
+        options.Permissions(subscribe_allow=(">",), subscribe_deny=("* mine", ">")),
+    ]
+    for client in clients:
+        client.feed(b"SUB a 1\r\nSUB a 2\r\nSUB * 3\r\nSUB > 4\r\nSUB a mine 5\r\nSUB a theirs 6\r\nSUB * theirs 7\r\n")
+    for client, one in zip(clients, rights, strict=True):
+        client.connection.enter(engine.probe.sublist, Permissions(one))
+    for client in reversed(clients) if is_reversed else clients:  # (who comes later may stand before)
+        client.feed(b"")
+    publisher.feed(b"PUB a 0\r\n\r\n" * 60)
+    heard = [{sid for sid, _ in client.messages()} for client in clients]
+    assert heard == [{b"1", b"2", b"5"}, {b"1", b"2", b"3", b"6", b"7"}, set()]
+    for client in clients:
+        while client.connection.is_ending:
+            client.connection.end_some(1)
+    publisher.feed(b"PUB a 0\r\n\r\n" * 60)
+    assert [{sid for sid, _ in client.messages()} for client in clients] == heard
+
+
 def test_permissions_that_come_meanwhile_decide_about_all_that_is_left():
     engine = Engine()
     client, publisher = engine.clients(2)
