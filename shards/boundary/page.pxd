@@ -4,7 +4,7 @@
 #   slot 0   │ 32 words, four cache lines: written by shard 0 alone, read by everybody
 #   …        │
 #   slot 63  │
-#   accounts │ keys of accounts with a connection limit │ per shard, connections of each: written by that shard
+#   accounts │ keys of accounts with a connection limit │ per shard, connections of each: counted there, and there now
 #   publish  │ keys of users and accounts with publish_limits │ two words of each, for broker.allowance: atomic
 #
 # A shard writes its slot's plain counters with ordinary stores: an aligned word is never torn, and a reader may see a
@@ -22,7 +22,7 @@ cdef extern from *:
     #include <stddef.h>
 
     #define PAGE_MAGIC UINT64_C(0x676e617473776d31)   /* "gnatswm1" */
-    #define PAGE_VERSION 5
+    #define PAGE_VERSION 6
     #define PAGE_SLOTS 64
     #define PAGE_ACCOUNTS 1024
     #define PAGE_PUBLISHERS 4096
@@ -48,8 +48,8 @@ cdef extern from *:
     typedef struct {
         /* Gauges of the running process; the router zeroes them when it dies. */
         uint64_t connections __attribute__((aligned(64)));
-        uint64_t changes_begun;       /* of `connections`; differs from changes_done inside a change, and while clients
-                                         of other shards are expected, by their number */
+        uint64_t changes_begun;       /* of these and of accounts' connections; differs from changes_done inside a
+                                         change, and while clients of other shards are expected, by their number */
         uint64_t changes_done;
         uint64_t subscriptions;
         uint64_t loop_lag_us;
@@ -84,7 +84,11 @@ cdef extern from *:
         PageHeader header;
         ShardSlot slots[PAGE_SLOTS];
         uint64_t account_keys[PAGE_ACCOUNTS];   /* atomic; 0: free. A place is never freed */
+        /* Connections of each, counted by the shard that accepted them. The sum is the broker's; a client that moves
+           leaves it as it is, so that a shard's own number may fall below zero. */
         int32_t account_connections[PAGE_SLOTS][PAGE_ACCOUNTS];
+        /* … and how many of these clients the shard has now: what dies with it. */
+        int32_t account_clients[PAGE_SLOTS][PAGE_ACCOUNTS];
         uint64_t publisher_keys[PAGE_PUBLISHERS];   /* atomic; 0: free. A place is never freed */
         uint64_t publisher_paid[PAGE_PUBLISHERS][2];   /* atomic, all shards: for messages, and for bytes */
     } PageLayout;
@@ -208,22 +212,60 @@ cdef extern from *:
     /* Adds first and compares then: so the limit is never exceeded; at worst two connections that come at the same time
        for the last place are both refused. */
     static inline int page_try_add_to_account(PageLayout *page, int shard, int place, int64_t most) {
+        ShardSlot *slot = &page->slots[shard];
+        int is_room = 1;
+        __atomic_fetch_add(&slot->changes_begun, 1, __ATOMIC_SEQ_CST);
         __atomic_fetch_add(&page->account_connections[shard][place], 1, __ATOMIC_SEQ_CST);
         if (most > 0 && page_account_connections(page, place) > most) {
             __atomic_fetch_sub(&page->account_connections[shard][place], 1, __ATOMIC_SEQ_CST);
-            return 0;
+            is_room = 0;
+        } else {
+            __atomic_fetch_add(&page->account_clients[shard][place], 1, __ATOMIC_SEQ_CST);
         }
-        return 1;
+        __atomic_fetch_add(&slot->changes_done, 1, __ATOMIC_SEQ_CST);
+        return is_room;
     }
 
     static inline void page_remove_from_account(PageLayout *page, int shard, int place) {
+        ShardSlot *slot = &page->slots[shard];
+        __atomic_fetch_add(&slot->changes_begun, 1, __ATOMIC_SEQ_CST);
         __atomic_fetch_sub(&page->account_connections[shard][place], 1, __ATOMIC_SEQ_CST);
+        __atomic_fetch_sub(&page->account_clients[shard][place], 1, __ATOMIC_SEQ_CST);
+        __atomic_fetch_add(&slot->changes_done, 1, __ATOMIC_SEQ_CST);
+    }
+
+    /* A client that moves is counted all the time. Between page_pass_connection and page_take_connection: nobody
+       compares the sums meanwhile. */
+    static inline void page_pass_to_account(PageLayout *page, int shard, int place) {
+        __atomic_fetch_sub(&page->account_clients[shard][place], 1, __ATOMIC_SEQ_CST);
+    }
+
+    static inline void page_take_to_account(PageLayout *page, int shard, int place) {
+        __atomic_fetch_add(&page->account_clients[shard][place], 1, __ATOMIC_SEQ_CST);
     }
 
     static inline void page_forget_accounts(PageLayout *page, int shard) {
-        for (int place = 0; place < PAGE_ACCOUNTS; place++)
-            if (page->account_connections[shard][place])
-                __atomic_store_n(&page->account_connections[shard][place], 0, __ATOMIC_SEQ_CST);
+        for (int place = 0; place < PAGE_ACCOUNTS; place++) {
+            int32_t gone = page->account_clients[shard][place];
+            if (gone) {
+                __atomic_fetch_sub(&page->account_connections[shard][place], gone, __ATOMIC_SEQ_CST);
+                __atomic_store_n(&page->account_clients[shard][place], 0, __ATOMIC_SEQ_CST);
+            }
+        }
+    }
+
+    /* By how many the account's count is too high, while nothing changes. */
+    static inline int64_t page_account_error(PageLayout *page, int place) {
+        int64_t here = 0;
+        if (!__atomic_load_n(&page->account_keys[place], __ATOMIC_SEQ_CST))
+            return 0;
+        for (int shard = 0; shard < PAGE_SLOTS; shard++)
+            here += __atomic_load_n(&page->account_clients[shard][place], __ATOMIC_SEQ_CST);
+        return page_account_connections(page, place) - here;
+    }
+
+    static inline void page_correct_account(PageLayout *page, int place, int64_t error) {
+        __atomic_fetch_sub(&page->account_connections[0][place], (int32_t)error, __ATOMIC_SEQ_CST);
     }
 
     static inline int64_t page_connections(PageHeader *header) {
@@ -321,7 +363,12 @@ cdef extern from *:
     # 1: counted; 0: the account has `most` already. most <= 0: no limit.
     int page_try_add_to_account(PageLayout* page, int shard, int place, int64_t most) noexcept nogil
     void page_remove_from_account(PageLayout* page, int shard, int place) noexcept nogil
+    # Of a client that moves and is counted: its old shard has it no more, its new one has it.
+    void page_pass_to_account(PageLayout* page, int shard, int place) noexcept nogil
+    void page_take_to_account(PageLayout* page, int shard, int place) noexcept nogil
     void page_forget_accounts(PageLayout* page, int shard) noexcept nogil
+    int64_t page_account_error(PageLayout* page, int place) noexcept nogil
+    void page_correct_account(PageLayout* page, int place, int64_t error) noexcept nogil
     uint64_t page_load(const uint64_t* word) noexcept nogil
     void page_store(uint64_t* word, uint64_t value) noexcept nogil
     void page_subtract(PageHeader* header, int64_t count) noexcept nogil
@@ -334,7 +381,7 @@ cdef class Page:
     cdef bint is_in_doubt             # a shard has died, or clients were lost on their way: see settle_connections()
 
     cdef int map_descriptor(self, int fd) except -1
-    cdef bint count_error(self, int64_t* error) noexcept
+    cdef bint count_error(self, int64_t* error, int64_t* of_accounts) noexcept
     # An account's place, or an IndexError.
     cdef int checked_place(self, int place) except -1
     # Never returns NULL: a number outside 0..63 is an IndexError.

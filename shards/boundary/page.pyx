@@ -6,7 +6,7 @@ broker (atomic, so that max_connections is exact), what has passed to and from o
 and counters per shard. It is not a message channel: no process waits on it. Invariant: the broker's connection count is
 the sum of the slots' counts, except for changes in progress, and clients on their way from one shard to another. It
 outlives a killed shard, so ids are never reused and totals never decrease. Cost: 17 KiB for the whole broker; with
-connection limits of accounts 8 KiB more, and 4 KiB more per shard; each user with publish_limits at most 8 KiB more. A
+connection limits of accounts 8 KiB more, and 8 KiB more per shard; each user with publish_limits at most 8 KiB more. A
 connection costs five atomic additions, a message only plain stores.
 """
 
@@ -184,6 +184,16 @@ cdef class Page:
         self.slot(shard)
         page_remove_from_account(self.layout, shard, self.checked_place(place))
 
+    def pass_to_account(self, int shard, int place):
+        """A client that is counted is on its way to another shard; behind pass_connection()."""
+        self.slot(shard)
+        page_pass_to_account(self.layout, shard, self.checked_place(place))
+
+    def take_to_account(self, int shard, int place):
+        """One that another shard has counted is here; before take_connection()."""
+        self.slot(shard)
+        page_take_to_account(self.layout, shard, self.checked_place(place))
+
     cdef int checked_place(self, int place) except -1:
         if not 0 <= place < PAGE_ACCOUNTS:
             raise IndexError(f"the page has places 0..{PAGE_ACCOUNTS - 1} for accounts, not {place}")
@@ -218,22 +228,32 @@ cdef class Page:
     def settle_connections(self):
         """Correct the broker's count of connections if a shard has died, or doubts it; by how many it was too high.
 
+        Those of accounts with limits, too.
+
         Another shard may be inside a change just now for longer than this tries, or expect a client: then it is 0, and
         the next call tries again.
         """
         cdef int64_t error
+        cdef int64_t[PAGE_ACCOUNTS] of_accounts
+        cdef int place
         if page_take_doubts(self.header):
             self.is_in_doubt = True
         if self.is_in_doubt:
             for _ in range(QUIET_MOMENT_ATTEMPTS):
-                if self.count_error(&error):
+                if self.count_error(&error, of_accounts):
                     self.is_in_doubt = False
                     page_subtract(self.header, error)
+                    for place in range(PAGE_ACCOUNTS):
+                        if of_accounts[place]:
+                            page_correct_account(self.layout, place, of_accounts[place])
                     return error
         return 0
 
-    cdef bint count_error(self, int64_t* error) noexcept:
-        """Sets `error` to the broker's count minus the sum of the slots; False when there was a change meanwhile."""
+    cdef bint count_error(self, int64_t* error, int64_t* of_accounts) noexcept:
+        """Sets `error` to the broker's count minus the sum of the slots, and those of accounts with limits likewise.
+
+        False when there was a change meanwhile.
+        """
         cdef uint64_t[PAGE_SLOTS] begun
         cdef int64_t total = 0
         cdef int k
@@ -244,6 +264,8 @@ cdef class Page:
         for k in range(PAGE_SLOTS):
             total += <int64_t> page_load(&self.layout.slots[k].connections)
         error[0] = page_connections(self.header) - total
+        for k in range(PAGE_ACCOUNTS):
+            of_accounts[k] = page_account_error(self.layout, k)
         for k in range(PAGE_SLOTS):
             if page_load(&self.layout.slots[k].changes_begun) != begun[k]:
                 return False

@@ -1,6 +1,6 @@
 """Connection counts of accounts with a connection limit, over all shards; kept on the shared page.
 
-Only accounts with a limit are counted. Called when a client logs in, when it is closed, and at a reload.
+Only accounts with a limit are counted. Called when a client logs in, when it moves, when it is closed, and at a reload.
 """
 
 from __future__ import annotations
@@ -54,6 +54,17 @@ class AccountCensus:
     def has_surplus(self, client: CountedClient, most: int) -> bool:
         """Whether the client's account, which may have `most` connections (0: no limit), has more of them."""
         return bool(most) and client.counted_at >= 0 and self._page.account_connections(client.counted_at) > most
+
+    def pass_on(self, client: CountedClient) -> None:
+        """The client is on its way to another shard: the account counts it as before; behind Page.pass_connection()."""
+        if client.counted_at >= 0:
+            self._page.pass_to_account(self._shard, client.counted_at)
+            client.counted_at = -1
+
+    def take(self, client: CountedClient) -> None:
+        """The client, counted by the shard that it comes from, is here; before Page.take_connection()."""
+        client.counted_at = self._page.account_place(_raw(client.account))
+        self._page.take_to_account(self._shard, client.counted_at)
 
     def leave(self, client: CountedClient) -> None:
         """Stop counting the client."""

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from gnatswarm.shards.boundary.page import Page
     from gnatswarm.shards.boundary.rows import ConnectionRow
     from gnatswarm.shards.clients.certificate_rule import CertificateRule
-    from gnatswarm.shards.clients.moved import FrozenSession
+    from gnatswarm.shards.clients.moved import FrozenSession, MovedClient
     from gnatswarm.shards.clients.system import System
     from gnatswarm.shards.sockets.frozen_socket import FrozenSocket
     from gnatswarm.shards.sockets.gate import Gate
@@ -382,7 +382,7 @@ class Clients:
         self._untold.pop(session, None)
         self._reload_later.pop(session.connection.cid, None)
         self._page.pass_connection(self._shard)
-        self.census.leave(session)
+        self.census.pass_on(session)
         session.socket = None
         self._reactor.release(session.connection)
         return fd
@@ -390,8 +390,8 @@ class Clients:
     def expect(self, cid: int, who: FrozenSession) -> ClientSession:
         """A client of another shard is about to go on here; take_over() or forget_expected() follows.
 
-        The broker counts it once: it is counted there until it goes, and here from take_over() on. Its account counts
-        it here and there meanwhile. RecordRefused, with the reason: nothing has changed.
+        The broker and its account count it once: it is counted there until it goes, and here from take_over() on.
+        RecordRefused, with the reason: nothing has changed.
         """
         if cid in self.open or cid in self._expected:
             raise RecordRefused(f"client {cid} is in this shard already")
@@ -410,19 +410,19 @@ class Clients:
         del self._expected[session.connection.cid]
         self._reload_later.pop(session.connection.cid, None)
         self._dismiss_later.pop(session.connection.cid, None)
-        self.census.leave(session)
         self._page.expect_no_more(self._shard)
 
     def lost_on_its_way(self) -> None:
         """Clients that were to go on in another shard, or in this one, may have come nowhere: they count no more."""
         self._page.doubt_connections()
 
-    def take_over(self, session: ClientSession, fd: int, frozen: FrozenSocket, old: int) -> None:
+    def take_over(self, session: ClientSession, fd: int, moved: MovedClient, old: int) -> None:
         """An expected client of shard `old` is here: it goes on over this descriptor, its socket's from now on.
 
         RecordRefused: the record is not of its kind; OSError: its socket cannot be watched. Then it is expected as
         before, and the descriptor is the caller's.
         """
+        frozen = moved.socket
         socket: Socket | None = None
         if (session.kind == "websocket") != (frozen.frames is not None):
             raise RecordRefused("the record of its socket is not of its kind")
@@ -434,10 +434,13 @@ class Clients:
         # Before it counts as one of ours: the kernel may have no room for one more watched socket.
         session.socket = self._reactor.put(fd, session.connection, session, frozen, socket)
         del self._expected[cid]
+        if moved.is_counted:
+            self.census.take(session)
         self._page.take_connection(self._shard)
         self.open[cid] = session
         session.came_from, session.moved_us = old, time.time_ns() // 1000
         self.passing.come(cid, old, session.moved_us)
+        self.census.stay(session, self.rights.most_connections(session.account))
         self._reload_now(cid)
         if cid in self._dismiss_later:  # (not at once: its move ends in a turn of the reactor)
             asyncio.get_running_loop().call_soon(partial(self.dismiss, cid, is_kicked=self._dismiss_later.pop(cid)))

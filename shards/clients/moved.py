@@ -16,7 +16,7 @@ from gnatswarm.broker.frozen import MOST_RECORD_BYTES, Count, FrozenClient, Reco
 from gnatswarm.shards.sockets.frozen_socket import FrozenSocket
 
 # Increased with every change of a field, or of what one means; of the engine's record and the socket's too.
-CLIENT_RECORD_VERSION = 3
+CLIENT_RECORD_VERSION = 4
 _VERSION = CLIENT_RECORD_VERSION.to_bytes(2, "big")
 
 T = TypeVar("T")
@@ -72,6 +72,7 @@ class MovedClient(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
 
     socket: FrozenSocket
     client: FrozenClient
+    is_counted: bool = False  # its account has a limit of connections, and counts it
 
 
 _encoder = msgspec.msgpack.Encoder()

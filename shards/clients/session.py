@@ -644,7 +644,7 @@ class ClientSession:
         """Make a new session what the record says, with the rights that its user has here.
 
         RecordRefused: its user cannot log in here, or has another account; a reload is under way. The caller forgets
-        the session then, which is counted for no account.
+        the session then. It is counted for no account here: see Clients.take_over.
         """
         rules = self._rules
         if frozen.admission is not None:
@@ -680,7 +680,7 @@ class ClientSession:
         self._violations = frozen.violations
         self._violated_us = frozen.violated_us
         self.account = identity.account
-        self.reenter(identity)
+        self._enter(identity, self._clients.rights.permissions(identity.permissions))
 
     def on_info(self, raw: bytes) -> None:
         """An INFO line has arrived: it is ignored if it is valid. Raises BadArguments."""

@@ -107,7 +107,9 @@ class Host:
         self._outgoing: dict[int, Outgoing] = {}
         self._incoming: list[Incoming] = []
         self._coming: dict[int, ClientSession] = {}  # expected, by client id
-        self._here: dict[int, tuple[int, FrozenSocket]] = {}  # their descriptors and sockets, until the last mark
+        self._here: dict[
+            int, tuple[int, records.MovedClient]
+        ] = {}  # their descriptors and records, until the last mark
         self.on_arrived: Callable[[int], None] = lambda cid: None  # a client goes on here
         self.n_refused = 0  # clients that were handed over and could not be taken
         self._readable: deque[Incoming] = deque()  # something has come
@@ -291,7 +293,8 @@ class Host:
             self._send(new, Gone(move, client.cid), is_last=False)
             return
         try:
-            record = records.encoded(records.MovedClient(session.freeze_socket(), frozen))
+            moved = records.MovedClient(session.freeze_socket(), frozen, session.counted_at >= 0)
+            record = records.encoded(moved)
             fd = self._clients.leave_behind(session, new)
         except RecordRefused as error:
             logger.error("%s - cannot move, and is closed: %s", session, error)
@@ -350,9 +353,9 @@ class Host:
     def arrived(self, old: int, move: int, client: ClientConnection, frozen: FrozenClient) -> None:
         """Its output is in order: it goes on."""
         session = self._coming.pop(client.cid)
-        fd, socket_record = self._here.pop(client.cid)
+        fd, moved = self._here.pop(client.cid)
         try:
-            self._clients.take_over(session, fd, socket_record, old)
+            self._clients.take_over(session, fd, moved, old)
             self.on_arrived(client.cid)
         except (RecordRefused, OSError) as error:
             logger.error("%s - cannot be taken from shard %d, and is closed: %s", session, old, error)
@@ -431,7 +434,7 @@ class Host:
             else:
                 cid = moved.client.cid
                 if cid in self._coming and cid not in self._here:
-                    self._here[cid] = fd, moved.socket
+                    self._here[cid] = fd, moved
                     if self._moves.arrive(old, message.move, moved.client):
                         return
                     self._here.pop(cid, None)

@@ -111,6 +111,46 @@ def test_a_dead_shards_connections_are_taken_off_once() -> None:
     assert (slot["in_msgs"], slot["boots"]) == (9, 1)
 
 
+def test_an_account_counts_who_moves_once_and_a_dead_shard_takes_its_clients_along() -> None:
+    page = Page.create()
+    place = page.account_place(b"A")
+    assert [page.try_add_to_account(shard, place, 4) for shard in (0, 0, 1, 1, 2)] == [True] * 4 + [False]
+    for shard, new in ((0, 1), (0, 2), (1, 2)):
+        page.pass_to_account(shard, place)
+        assert page.account_connections(place) == 4
+        page.take_to_account(new, place)
+        assert page.account_connections(place) == 4
+    assert page.forget_connections(2) == 0  # two moved to it
+    assert page.account_connections(place) == 2
+    page.forget_connections(0)  # nobody is left there
+    assert page.account_connections(place) == 2
+    page.remove_from_account(1, place)
+    page.forget_connections(1)
+    assert page.account_connections(place) == 0
+    assert page.try_add_to_account(0, place, 1) and not page.try_add_to_account(2, place, 1)
+
+
+def test_who_is_lost_on_the_way_counts_for_an_account_until_nobody_is_on_the_way() -> None:
+    page = Page.create()
+    places = [page.account_place(name) for name in (b"A", b"B")]
+    for place in places:
+        for _ in range(2):
+            page.try_add_connection(0, 0)
+            page.try_add_to_account(0, place, 0)
+    page.expect_connection(1)
+    page.pass_connection(0)
+    page.pass_to_account(0, places[0])
+    page.doubt_connections()
+    page.settle_connections()
+    assert [page.account_connections(place) for place in places] == [2, 2]
+    page.expect_no_more(1)
+    page.settle_connections()
+    assert [page.account_connections(place) for place in places] == [1, 2]
+    assert page.connections == 3
+    page.settle_connections()
+    assert [page.account_connections(place) for place in places] == [1, 2]
+
+
 def test_slots_are_0_to_63() -> None:
     page = Page.create()
     page.try_add_connection(SLOTS - 1, 0)

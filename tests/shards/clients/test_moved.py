@@ -17,7 +17,7 @@ from gnatswarm.broker.limits import Limits
 from gnatswarm.broker.options import Account, Options, Permissions, User, WebSocket
 from gnatswarm.shards.clients import moved as records
 from gnatswarm.shards.clients.closed import connection_row
-from gnatswarm.shards.clients.moved import MovedClient
+from gnatswarm.shards.clients.moved import FrozenSession, MovedClient
 from gnatswarm.shards.clients.session import ClientSession
 from tests.support.framed import BINARY, CLOSE, CONTINUATION, PING, deflated, frame, request
 from tests.support.one_shard import Client, OneShard
@@ -51,7 +51,9 @@ class Two:
         cid = session.connection.cid
         said = records.encoded_session(session.freeze())
         assert session.socket is not None
-        record = records.encoded(MovedClient(session.socket.freeze(), freeze(session.connection)))
+        record = records.encoded(
+            MovedClient(session.socket.freeze(), freeze(session.connection), session.counted_at >= 0)
+        )
         moved = records.decoded(record)
         new = there.expect(cid, records.decoded_session(said))
         try:
@@ -60,7 +62,7 @@ class Two:
             new.connection.leave()
             there.forget_expected(new)
             raise
-        there.take_over(new, here.leave_behind(session, 1), moved.socket, 0)
+        there.take_over(new, here.leave_behind(session, 1), moved, 0)
         return new
 
     def close(self) -> None:
@@ -124,17 +126,23 @@ async def test_its_permissions_hold_there_and_a_reload_there_finds_its_password_
     assert b"Authorization Violation" in await client.wait(b"Violation'")
 
 
+def announced(two: Two) -> tuple[ClientSession, tuple[FrozenSession, MovedClient]]:
+    """The newest client, and its records."""
+    session = two.session()
+    assert session.socket is not None
+    record = MovedClient(session.socket.freeze(), freeze(session.connection), session.counted_at >= 0)
+    return session, (records.decoded_session(records.encoded_session(session.freeze())), record)
+
+
 def coming(two: Two) -> Callable[[], ClientSession]:
     """The newest client is announced to the other shard, with its subscriptions; the call lets it arrive."""
     here, there = two.here.shard.clients, two.there.shard.clients
-    session = two.session()
-    assert session.socket is not None
-    record = MovedClient(session.socket.freeze(), freeze(session.connection))
-    new = there.expect(session.connection.cid, records.decoded_session(records.encoded_session(session.freeze())))
+    session, (said, record) = announced(two)
+    new = there.expect(session.connection.cid, said)
     thaw(new.connection, record.client)
 
     def arrive() -> ClientSession:
-        there.take_over(new, here.leave_behind(session, 1), record.socket, 0)
+        there.take_over(new, here.leave_behind(session, 1), record, 0)
         return new
 
     return arrive
@@ -187,6 +195,77 @@ async def test_connections_of_an_account_with_a_limit_are_counted_once(two: Two)
     third = two.here.connect()
     await until(lambda: two.here.page.account_connections(place) == 0)
     await third.wait(b"}")
+
+
+async def test_an_account_counts_a_client_that_moves_once_all_the_time(two: Two) -> None:
+    """A reload at that moment closes nobody, and a newcomer gets the last place."""
+    stays = await logged_in(two.there, "counted", "x")
+    moves = await logged_in(two.here, "counted", "x")
+    place = two.here.page.account_place(b"C")
+    session, record = announced(two)
+    new = two.there.shard.clients.expect(session.connection.cid, record[0])
+    thaw(new.connection, record[1].client)
+    assert two.here.page.account_connections(place) == 2
+    for shard in (two.here, two.there):
+        shard.shard.reload(msgspec.structs.replace(OPTIONS, server_tags=("new",)))
+    fd = two.here.shard.clients.leave_behind(session, 1)
+    assert two.here.page.account_connections(place) == 2  # it is on its way
+    two.there.shard.reload(msgspec.structs.replace(OPTIONS, server_tags=("newer",)))
+    refused = two.here.connect()
+    await refused.wait(b"}")
+    log_in = b'CONNECT {"user":"counted","pass":"x"}\r\nPING\r\n'
+    assert b"maximum account active connections exceeded" in await refused.talk(log_in, b"exceeded'")
+    two.there.shard.clients.take_over(new, fd, record[1], 0)
+    for client in (stays, moves):
+        assert await client.talk(b"PING\r\n") == b"PONG\r\n"
+    assert two.here.page.account_connections(place) == 2
+    stays.close()
+    moves.close()
+    await until(lambda: two.here.page.account_connections(place) == 0)
+
+
+async def test_a_client_that_moves_takes_no_newcomers_place_of_its_account(two: Two) -> None:
+    moves = await logged_in(two.here, "counted", "x")
+    arrive = coming(two)
+    stays = await logged_in(two.there, "counted", "x")
+    arrive()
+    for client in (stays, moves):
+        assert await client.talk(b"PING\r\n") == b"PONG\r\n"
+
+
+async def test_one_that_does_not_arrive_counts_for_its_account_no_more(two: Two) -> None:
+    """As soon as nobody is on the way: until then it may yet come."""
+    await logged_in(two.here, "counted", "x")
+    place = two.here.page.account_place(b"C")
+    there = two.there.shard.clients
+    session, record = announced(two)
+    new = there.expect(session.connection.cid, record[0])
+    os.close(two.here.shard.clients.leave_behind(session, 1))
+    there.lost_on_its_way()
+    two.here.page.settle_connections()
+    assert two.here.page.account_connections(place) == 1
+    new.connection.leave()
+    there.forget_expected(new)
+    two.here.page.settle_connections()
+    assert two.here.page.account_connections(place) == 0
+    assert two.here.page.connections == 0
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 0), (0, 2)])
+async def test_a_limit_that_comes_or_goes_while_a_client_moves_holds_where_it_arrives(before: int, after: int) -> None:
+    def limited(most: int) -> Options:
+        return msgspec.structs.replace(OPTIONS, accounts=(Account("C", max_connections=most),))
+
+    two = Two(limited(before))
+    await logged_in(two.here, "counted", "x")
+    place = two.here.page.account_place(b"C")
+    arrive = coming(two)
+    two.there.shard.reload(limited(after))
+    assert two.here.page.account_connections(place) == (1 if before else 0)
+    arrive()
+    assert two.here.page.account_connections(place) == (1 if after else 0)
+    two.close()
+    assert two.here.page.account_connections(place) == 0
 
 
 async def test_a_client_that_moves_takes_no_newcomers_place() -> None:
@@ -258,11 +337,11 @@ async def test_a_damaged_record_is_refused_whatever_is_wrong_with_it(two: Two) -
     await logged_in(two.here, "plain", "secret")
     session = two.session()
     assert session.socket is not None
-    data = records.encoded(MovedClient(session.socket.freeze(), freeze(session.connection)))
+    data = records.encoded(MovedClient(session.socket.freeze(), freeze(session.connection), session.counted_at >= 0))
     said = records.encoded_session(session.freeze())
     for bad, why in (
         (b"", "without a version"),
-        (b"\x00\x01" + data[2:], "version 1; this shard understands version 3"),
+        (b"\x00\x01" + data[2:], "version 1; this shard understands version 4"),
         (data[:-1], "truncated or damaged"),
         (data[: len(data) // 2], "truncated or damaged"),
         (data[:2] + b"\xc1", "truncated or damaged"),

@@ -20,7 +20,6 @@ from gnatswarm.shards.clients import moved as records
 from gnatswarm.shards.clients.session import ClientSession
 from gnatswarm.shards.moving import host
 from gnatswarm.shards.moving import move_channel as channel
-from gnatswarm.shards.sockets.frozen_socket import FrozenSocket
 from tests.support.linked_shards import LinkedShards, MovingShard
 from tests.support.one_shard import Client
 from tests.support.turns import until
@@ -435,8 +434,8 @@ async def test_a_client_whose_socket_cannot_be_watched_is_closed_and_counts_nowh
     clients = new.one.shard.clients
     take_over, unfit = clients.take_over, os.open(os.devnull, os.O_RDWR)  # no epoll set takes this one
 
-    def take(session: ClientSession, fd: int, frozen: FrozenSocket, came_from: int) -> None:
-        take_over(session, unfit if session.connection.cid == cids[0] else fd, frozen, came_from)
+    def take(session: ClientSession, fd: int, moved: records.MovedClient, came_from: int) -> None:
+        take_over(session, unfit if session.connection.cid == cids[0] else fd, moved, came_from)
 
     monkeypatch.setattr(clients, "take_over", take)
     assert await moved(two, 2) == {}
