@@ -101,13 +101,34 @@ cdef inline bint is_foreign(Entry *entry, size_t i) noexcept nogil:
     return extras != NULL and extras.foreign != NULL and extras.foreign[i]
 
 
+cdef enum:
+    FEW_CHOICES = 16       # are looked through; more are in the order of their names
+
+
+# How the name of a queue group compares with another: shorter ones come first. 0: it is the same.
+cdef inline int compare_name(const QueueName *name, const uint8_t *at, size_t size) noexcept nogil:
+    if name.key.size != size:
+        return -1 if name.key.size < size else 1
+    return memcmp(<const uint8_t *>name + sizeof(QueueName), at, size)
+
+
 # The entry's queue group of that name, or NULL.
 cdef inline Choice *choice_named(Entry *entry, Token name) noexcept nogil:
-    cdef uint32_t i
-    for i in range(entry.n_choices):
-        if entry.choices[i].name.key.size == name.size and \
-                memcmp(<uint8_t *>entry.choices[i].name + sizeof(QueueName), name.at, name.size) == 0:
-            return &entry.choices[i]
+    cdef uint32_t first = 0, end = entry.n_choices, middle
+    cdef int order
+    while end - first > FEW_CHOICES:
+        middle = (first + end) // 2
+        order = compare_name(entry.choices[middle].name, name.at, name.size)
+        if order == 0:
+            return &entry.choices[middle]
+        if order < 0:
+            first = middle + 1
+        else:
+            end = middle
+    while first < end:
+        if compare_name(entry.choices[first].name, name.at, name.size) == 0:
+            return &entry.choices[first]
+        first += 1
     return NULL
 
 

@@ -5,7 +5,7 @@ It looks nothing up and keeps nothing: the sublist finds the nodes, and puts the
 passes over the subscriptions at those nodes, the first to know how much room they take.
 """
 
-from libc.stdlib cimport malloc, realloc
+from libc.stdlib cimport malloc, qsort, realloc
 from libc.string cimport memcpy, memset
 
 from gnatswarm.broker.interest cimport SECOND_CHOICE, SUB_SHADOW, QueueGroup, Shadow, subject_at
@@ -295,6 +295,11 @@ cdef inline void put_second_last(Entry *entry, Choice *choice) noexcept:
             n += 1
 
 
+cdef int compare_choices(const void *one, const void *other) noexcept nogil:
+    cdef const QueueName *name = (<const Choice *>other).name
+    return compare_name((<const Choice *>one).name, <const uint8_t *>name + sizeof(QueueName), name.key.size)
+
+
 cdef inline void fill(const Draft *draft, Entry *entry) noexcept:
     cdef const Node *node
     cdef const QueueGroup *group
@@ -319,6 +324,8 @@ cdef inline void fill(const Draft *draft, Entry *entry) noexcept:
     for i in range(entry.n_choices):
         if unlikely(entry.choices[i].n_first != entry.choices[i].n_remote):
             put_second_last(entry, &entry.choices[i])
+    if unlikely(entry.n_choices > <uint32_t>FEW_CHOICES):   # (behind this, groups do not know their places)
+        qsort(entry.choices, entry.n_choices, sizeof(Choice), compare_choices)
 
 
 cdef Entry *draft_entry(Draft *draft) noexcept:

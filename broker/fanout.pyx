@@ -7,13 +7,13 @@ subscribers it has. Plain subscriptions come before queue members, as on nats-se
 """
 
 from libc.stdlib cimport free, realloc
-from libc.string cimport memcmp, memcpy
+from libc.string cimport memcpy
 
 from gnatswarm.broker.outbuf cimport (
     BLOB_BYTES, blob_new, blob_release, out_append, out_append_blob, out_mark_dirty, out_reserve, out_send_run,
     outbox_new, outbox_release)
 from gnatswarm.broker.peer cimport Peer
-from gnatswarm.broker.entry cimport is_foreign
+from gnatswarm.broker.entry cimport choice_named, is_foreign
 from gnatswarm.broker.interest cimport GATEWAY_NUMBER, NO_MAX
 from gnatswarm.broker.sublist cimport width_bucket
 from gnatswarm.broker.word cimport SLACK, copy_run, decimal, likely, unlikely
@@ -783,7 +783,6 @@ cdef class Fanout:
         cdef int q
         cdef Target *target = entry.targets
         cdef Choice *choice
-        cdef bint served
         cdef const uint8_t *tail = publish.tail
         cdef const uint8_t *payload = publish.payload
         cdef Blob *blob
@@ -809,15 +808,9 @@ cdef class Fanout:
             else:
                 self.count_widths(entry, sublist.link_widths, publish.count, entry.n_plain - self.n_shorts)
         for q in range(n_queues):
-            served = False
-            for i in range(entry.n_choices):
-                choice = &entry.choices[i]
-                if choice.name.key.size == queues[q].size and \
-                        memcmp(<uint8_t *>choice.name + sizeof(QueueName), queues[q].at, queues[q].size) == 0:
-                    # (the sender chose this shard for its number of members, and does not say which one)
-                    served = choice.n_local and self.choose_here(entry, choice, sublist.random(), publish, NULL)
-                    break
-            if served:
+            choice = choice_named(entry, queues[q])
+            # (the sender chose this shard for its number of members, and does not say which one)
+            if choice != NULL and choice.n_local and self.choose_here(entry, choice, sublist.random(), publish, NULL):
                 n += 1
             else:
                 orphans |= <uint64_t>1 << q

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+import time
+
 import pytest
 
 from gnatswarm.broker.link import SiblingLink
@@ -141,6 +144,38 @@ def test_a_link_whose_messages_go_to_many_rests(mesh):
         mesh.settle()
     assert subscriber.take().count(b"MSG ") == 500_000
     assert rests >= 500_000 // 200_000
+
+
+@pytest.mark.parametrize("count", [15, 16, 17, 100, 1000])
+def test_each_of_many_groups_at_a_sibling_gets_one(mesh, count):
+    subscriber, publisher = mesh.clients[2], mesh.clients[0]
+    sids = random.Random(count).sample(range(count), count)
+    subscriber.feed(b"".join(b"SUB a q%d %d\r\nSUB a q%d %d\r\n" % (n, n, n, n + count) for n in sids))
+    mesh.settle()
+    publisher.feed(b"PUB a 1\r\n1\r\nPUB a 1\r\n2\r\n")
+    mesh.settle()
+    got = [(int(sid) % count, payload) for sid, payload in subscriber.messages()]
+    assert sorted(got) == [(n, payload) for n in range(count) for payload in (b"1", b"2")]
+
+
+def test_a_message_to_many_groups_at_a_sibling_costs_the_same_for_each(mesh):
+    """With thousands of them, one message to each had the sibling killed as hung."""
+    subscriber, publisher = mesh.clients[2], mesh.clients[0]
+
+    def cost(subject: bytes, groups: int) -> float:
+        subscriber.feed(b"".join(b"SUB %b q%d %b%d\r\n" % (subject, n, subject, n) for n in range(groups)))
+        mesh.settle()
+        spent = []
+        for _ in range(3):
+            publisher.feed(b"PUB %b 0\r\n\r\n" % subject * (8000 // groups))
+            began = time.thread_time()
+            mesh.settle()
+            spent.append(time.thread_time() - began)
+            assert subscriber.take().count(b"MSG ") == 8000
+        return min(spent)
+
+    few, many = cost(b"few", 64), cost(b"many", 8000)
+    assert many < 5 * few  # (it was 30 times as much)
 
 
 def test_a_link_whose_messages_take_long_to_match_rests_and_they_stay_in_order(mesh):
