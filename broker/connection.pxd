@@ -36,7 +36,7 @@ cdef enum:
 # Requests that went to siblings alone, and of which nobody is known to have got them.
 ctypedef struct Asked:
     uint32_t next                     # which is overwritten next
-    uint64_t[MOST_ASKED] reply        # hash of the reply …
+    uint64_t[MOST_ASKED] request      # of its subject and its reply …
     uint64_t[MOST_ASKED] shards       # … and the siblings that have not said NONE, a bit each; 0: it is over
 
 

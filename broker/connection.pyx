@@ -28,7 +28,7 @@ from gnatswarm.broker.table cimport (
     MOST_KEY_BYTES, slot_item, table_find, table_free, table_init, table_insert, table_remove)
 from gnatswarm.broker.fanout cimport ORIGIN_CLIENT, Outcome, add_outcome, fits_line, no_outcome
 from gnatswarm.broker.shadows cimport Shadows
-from gnatswarm.broker.sublist cimport MOST_MATCHING, match_steps
+from gnatswarm.broker.sublist cimport MOST_MATCHING, count_steps, match_steps
 from gnatswarm.broker.entry cimport extras_of
 from gnatswarm.broker.talk cimport (
     MOST_TALK_BYTES, heard_rows, said_rows, talk_clear, talk_free, talk_hear, talk_new, talk_settle, talk_turn)
@@ -122,6 +122,11 @@ cdef inline void note_outcome(ClientConnection self, const Entry *entry, Publish
             self.note_asked(entry, message.reply, outcome.touched)
         elif self.tell_no_responders(entry, message.reply):
             self.wait_if_it_feeds_the_slow()
+
+
+cdef inline uint64_t request_of(ClientConnection self, const Entry *entry, Token reply) noexcept nogil:
+    """A number for a request: clients may use one reply subject for all of theirs."""
+    return hash_bytes(reply.at, reply.size, self.sublist.seed ^ entry.hash)
 
 
 cdef inline void note_matching(ClientConnection self) noexcept:
@@ -748,12 +753,10 @@ cdef class ClientConnection(Peer):
             self.holds |= HOLD_STALL
 
     cdef int on_nobody(self, int shard, const Entry *asked, Token reply) except -1:
-        cdef uint64_t hash = hash_bytes(reply.at, reply.size, self.sublist.seed)
+        cdef uint64_t request = request_of(self, asked, reply)
         cdef int i
-        if self.asked == NULL:
-            return 0
         for i in range(MOST_ASKED):
-            if self.asked.reply[i] == hash and (self.asked.shards[i] >> shard) & 1:
+            if self.asked.request[i] == request and (self.asked.shards[i] >> shard) & 1:
                 self.asked.shards[i] &= ~(<uint64_t>1 << shard)
                 if self.asked.shards[i] == 0 and self.wants_no_responders:
                     self.tell_no_responders(asked, reply)
@@ -762,33 +765,42 @@ cdef class ClientConnection(Peer):
         return 0
 
     cdef void note_asked(self, const Entry *entry, Token reply, uint64_t shards) noexcept:
-        """Not where siblings get it in several frames, or from another account: their NONE is of one frame."""
-        cdef uint32_t at
+        """Not where siblings get it in several frames, or from another account: their NONE is of one frame.
+
+        NONE does not say which of several requests with this subject and this reply it is for. Where all went to one
+        sibling, that makes no difference. Else the earlier ones are forgotten: some of those who could have said NONE
+        may have replied, and whoever has not replied to this one must not be taken to be the last.
+        """
+        cdef uint64_t request
+        cdef uint32_t at, i
         if entry.crosses or entry.n_choices > 1 or (not self.echoes and entry.n_choices and entry.remote):
             return
         if self.asked == NULL:
             self.asked = <Asked *>calloc(1, sizeof(Asked))
             if self.asked == NULL:
                 return
+        request = request_of(self, entry, reply)
+        for i in range(MOST_ASKED):
+            if self.asked.request[i] == request and (self.asked.shards[i] != shards or shards & (shards - 1)):
+                self.asked.shards[i] = 0
         at = self.asked.next
         self.asked.next = (at + 1) % MOST_ASKED
-        self.asked.reply[at] = hash_bytes(reply.at, reply.size, self.sublist.seed)
+        self.asked.request[at] = request
         self.asked.shards[at] = shards
 
     cdef bint tell_no_responders(self, const Entry *asked, Token reply) noexcept:
         cdef bytes subject, told   # copied: looking for the reply's entry may free `asked`
         cdef Entry *entry
         cdef uint32_t i
-        cdef Sub *sub
         if self.names_subject:
             subject = asked.text[:asked.subject_size]
         entry = self.sublist.find(reply.at, reply.size, hash_bytes(reply.at, reply.size, self.sublist.seed))
-        note_matching(self)
         if entry == NULL:
             return False
+        count_steps(entry.n_plain)
+        note_matching(self)
         for i in range(entry.n_plain):   # a member of a queue group is not told, as on nats-server
-            sub = entry.targets[i].sub
-            if sub.out == &self.out:
+            if entry.targets[i].out == &self.out:
                 out_append(&self.out, entry.text + entry.targets[i].prefix_at, entry.targets[i].prefix_size)
                 if self.names_subject:
                     told = b' %d %d\r\nNATS/1.0 503\r\nNats-Subject: %b\r\n\r\n\r\n' % (

@@ -25,7 +25,7 @@ from gnatswarm.broker.routewire cimport (
     ROUTE_QUEUE_MSG, ROUTE_QUEUE_NAK, ROUTE_SLOW, ROUTE_STOP, ROUTE_SUB, ROUTE_TAKE, ROUTE_UNSUB, RouteOpKind,
     parse_plain_message, parse_route_op)
 from gnatswarm.broker.subject cimport SUBJECT_BAD, subject_kind
-from gnatswarm.broker.sublist cimport MOST_MATCHING, PREFIX_BYTES, match_steps
+from gnatswarm.broker.sublist cimport MOST_MATCHING, PREFIX_BYTES, count_steps, match_steps
 from gnatswarm.broker.table cimport MOST_KEY_BYTES
 from gnatswarm.broker.fanout cimport (
     ORIGIN_SIBLING, ORIGIN_SIBLING_ACCOUNT, PLAINLY, Outcome, Publish, no_outcome)
@@ -431,14 +431,21 @@ cdef class SiblingLink(OriginLink):
         cdef Sublist sublist = self.mesh.sublist_of(op.account.at, op.account.size)
         cdef uint64_t subject = hash_bytes(op.subject.at, op.subject.size, sublist.seed)
         cdef Entry *entry
+        cdef OutBuf *out = NULL
         cdef dict askers = {}   # each once: it may have several subscriptions to the reply
-        cdef uint32_t i
+        cdef uint32_t i, n
         if is_bad(op.subject) or is_bad(op.reply):
             return self.broken("bad subject in NONE")
         entry = sublist.find(op.reply.at, op.reply.size, hash_bytes(op.reply.at, op.reply.size, sublist.seed))
-        for i in range(entry.n_plain if entry != NULL else 0):
-            if entry.targets[i].out.peer != NULL and isinstance(<Peer>entry.targets[i].out.peer, ClientConnection):
-                askers[<Peer>entry.targets[i].out.peer] = True
+        n = 0 if entry == NULL else entry.n_plain
+        count_steps(n)
+        for i in range(n):
+            if entry.targets[i].out == out:
+                continue
+            out = entry.targets[i].out
+            if out.peer != NULL and isinstance(<Peer>out.peer, ClientConnection) \
+                    and (<ClientConnection>out.peer).asked != NULL:
+                askers[<Peer>out.peer] = True
         for asker in askers:
             entry = sublist.find(op.subject.at, op.subject.size, subject)
             if entry != NULL and (<ClientConnection>asker).sublist is sublist:
@@ -678,6 +685,11 @@ cdef class SiblingLink(OriginLink):
             self.holds |= HOLD_REST
             self.resting(self)
         return True
+
+    @property
+    def is_resting(self) -> bool:
+        """Whether it is to be read on when clients were served."""
+        return self.holds & HOLD_REST != 0
 
     def has_rested(self):
         """Clients were served meanwhile."""

@@ -41,6 +41,8 @@ cdef inline int width_bucket(uint32_t width) noexcept nogil:
 # What making entries has cost all sublists: trie nodes looked below, and subscriptions at those that matched, some 20
 # to 40 ns each. Who has others match gives way after MOST_MATCHING.
 cdef uint64_t match_steps
+# Subscribers that were looked through for one of them.
+cdef void count_steps(uint64_t n) noexcept nogil
 
 cdef enum:
     MOST_MATCHING = 50000

@@ -25,6 +25,11 @@ cdef enum:
 match_steps = 0
 
 
+cdef void count_steps(uint64_t n) noexcept nogil:
+    global match_steps
+    match_steps += n
+
+
 cdef class Sublist(Interest):
     """The subscriptions of one account, and the entries of the subjects published in it."""
 

@@ -432,6 +432,14 @@ def test_others_have_their_turn_while_messages_go_to_many(engine, queue, subject
     assert publisher.session.turns >= 500_000 // 200_000
 
 
+def test_others_have_their_turn_while_requests_find_nobody_and_many_listen_to_the_reply(engine):
+    others, asker = engine.client(), engine.client(NO_RESPONDERS)
+    others.feed(b"".join(b"SUB inbox %d\r\n" % sid for sid in range(2000)))
+    asker.feed(b"SUB inbox 9\r\n" + b"PUB nobody inbox 0\r\n\r\n" * 300)
+    assert asker.take().count(b"503") == 300
+    assert asker.session.turns >= 300 * 2000 // 100_000
+
+
 def test_others_have_their_turn_while_subjects_meet_many_subscriptions_that_get_nothing(engine):
     client = engine.client(NO_ECHO)
     client.feed(b"".join(b"SUB > %d\r\n" % sid for sid in range(2000)))

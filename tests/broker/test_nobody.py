@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from gnatswarm.broker import options
+from gnatswarm.broker.link import SiblingLink
 from gnatswarm.broker.permissions import Permissions
 from tests.support.engine import NO_ECHO, NO_RESPONDERS, QUIET, EngineClient
 from tests.support.mesh import Mesh
@@ -78,6 +79,73 @@ def test_a_deny_rule_keeps_the_only_subscriber_from_it(make: Callable[..., Mesh]
     asker.feed(b"PUB x.no inbox 1\r\n?\r\nPING\r\n")
     mesh.settle()
     assert asker.take() == NOBODY + b"PONG\r\n"
+
+
+def denied_at(mesh: Mesh, shard: int) -> EngineClient:
+    """A client of this shard that is subscribed to x.*, and may not have x.no."""
+    denied = client_of(mesh, shard)
+    rules = Permissions(options.Permissions(subscribe_deny=("x.no",)))
+    denied.connection.enter(mesh.engines[shard].probe.sublist, rules)
+    denied.feed(b"SUB x.* 1\r\n")
+    return denied
+
+
+def test_a_reply_subject_that_is_used_for_all_requests_does_not_mix_them_up(make: Callable[..., Mesh]) -> None:
+    """The first request has its answer, from the shard that has nobody for the second one."""
+    mesh = make(3)
+    asker, there = asker_of(mesh), client_of(mesh, 2)
+    denied = denied_at(mesh, 1)
+    there.feed(b"SUB x.no 1\r\n")
+    mesh.settle()
+    asker.feed(b"PUB x.ok inbox 1\r\n1\r\nPUB x.no inbox 1\r\n2\r\nPING\r\n")
+    mesh.settle()
+    assert denied.messages() == [(b"1", b"1")] and there.messages() == [(b"1", b"2")]
+    assert asker.take() == b"PONG\r\n"
+
+
+def test_one_subject_and_one_reply_for_requests_that_go_to_other_shards_each_time(make: Callable[..., Mesh]) -> None:
+    mesh = make(4)
+    asker, first, second = asker_of(mesh), client_of(mesh, 2), client_of(mesh, 3)
+    denied_at(mesh, 1)
+    first.feed(b"SUB x.no 1\r\nUNSUB 1 1\r\n")
+    mesh.settle()
+    asker.feed(b"PUB x.no inbox 1\r\n1\r\nPING\r\n")
+    mesh.settle()
+    assert asker.take() == b"PONG\r\n" and first.messages() == [(b"1", b"1")]
+    first.feed(b"SUB x.no 1\r\nUNSUB 1 1\r\n")
+    second.feed(b"SUB x.no 1\r\n")
+    mesh.settle()
+    asker.feed(b"PUB x.no 1\r\n2\r\nPUB x.no inbox 1\r\n3\r\nPING\r\n")
+    mesh.settle()
+    assert second.messages() == [(b"1", b"2"), (b"1", b"3")]
+    assert asker.take() == b"PONG\r\n"
+    second.feed(b"UNSUB 1\r\n")
+    mesh.settle()
+    asker.feed(2 * b"PUB x.no inbox 1\r\n4\r\n" + b"PING\r\n")
+    mesh.settle()
+    assert asker.take() == 2 * NOBODY + b"PONG\r\n"
+
+
+def test_a_link_rests_while_it_says_none_to_a_reply_that_many_listen_to(make: Callable[..., Mesh]) -> None:
+    mesh = make()
+    asker, others = client_of(mesh, 0), client_of(mesh, 0, 1)
+    denied_at(mesh, 1)
+    others.feed(b"".join(b"SUB inbox %d\r\n" % sid for sid in range(2000)))
+    asker.feed(b"SUB inbox 9\r\n")
+    mesh.settle()
+    resting: list[SiblingLink] = []
+    link = mesh.ends[0, 1].link
+    assert link is not None
+    link.rest_with(resting.append)
+    asker.feed(b"".join(b"PUB x.no inbox 3\r\n%03d\r\n" % n for n in range(300)))
+    rests = 0
+    mesh.settle()
+    while resting:
+        rests += 1
+        resting.pop().has_rested()
+        mesh.settle()
+    assert asker.take().count(b"503") == 16, "of those that are remembered"
+    assert rests >= 300 * 2000 // 100_000
 
 
 def test_an_asker_with_two_subscriptions_to_its_reply_is_told_once(make: Callable[..., Mesh]) -> None:
