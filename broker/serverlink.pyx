@@ -44,9 +44,11 @@ cdef enum:
     # Interest that a member has told in accounts that are not known here.
     MOST_UNTAKEN_BYTES = 16777216
     MOST_UNTAKEN_ACCOUNTS = 4096
-    UNTAKEN_LINE_BYTES = 300   # around a line
+    MOST_UNTAKEN_NAME_BYTES = 1024   # of one of them: those of which too much was told are still known by name
+    UNTAKEN_LINE_BYTES = 300   # around a line, …
+    UNTAKEN_COPIES = 2         # … and the words of its key are kept beside it
 
-# In the place of more accounts than that.
+# In the place of more accounts than that, or of one with a longer name.
 cdef bytes ANY_ACCOUNT = b""
 
 
@@ -317,7 +319,8 @@ cdef class ServerLink(Peer):
         """Interest in an account that is not known here, and may be soon: members are reloaded one by one."""
         cdef bytes account = op.account.at[:op.account.size], before
         cdef dict lines
-        if account not in self.untaken and len(self.untaken) >= MOST_UNTAKEN_ACCOUNTS:
+        if op.account.size > MOST_UNTAKEN_NAME_BYTES \
+                or (account not in self.untaken and len(self.untaken) >= MOST_UNTAKEN_ACCOUNTS):
             account = ANY_ACCOUNT
         lines = self.untaken.setdefault(account, {})
         if lines is None:
@@ -326,10 +329,10 @@ cdef class ServerLink(Peer):
                op.queues[0].at[:op.queues[0].size] if op.n_queues else b"")
         before = lines.pop(key, None)
         if before is not None:
-            self.untaken_bytes -= len(before) + UNTAKEN_LINE_BYTES
+            self.untaken_bytes -= UNTAKEN_COPIES * len(before) + UNTAKEN_LINE_BYTES
         if wanted and account != ANY_ACCOUNT:
             lines[key] = line[:op.line_size]
-            self.untaken_bytes += op.line_size + UNTAKEN_LINE_BYTES
+            self.untaken_bytes += UNTAKEN_COPIES * op.line_size + UNTAKEN_LINE_BYTES
         if account == ANY_ACCOUNT or self.untaken_bytes > MOST_UNTAKEN_BYTES:
             self.forget_untaken(account)
         elif not lines:
@@ -338,7 +341,7 @@ cdef class ServerLink(Peer):
 
     cdef int forget_untaken(self, bytes account) except -1:
         for one in (<dict>self.untaken[account]).values():
-            self.untaken_bytes -= len(<bytes>one) + UNTAKEN_LINE_BYTES
+            self.untaken_bytes -= UNTAKEN_COPIES * len(<bytes>one) + UNTAKEN_LINE_BYTES
         self.untaken[account] = None
         return 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING, Any, Literal
@@ -1230,6 +1231,36 @@ def test_what_a_member_told_of_an_account_before_a_shard_knew_it_comes_before_wh
         (b"NEW", b"b", b"q", b""),
         (b"NEW", b"c", b"", b""),
     ]
+    end.link.leave()
+    cluster.close()
+
+
+def test_long_names_of_accounts_that_are_not_known_here_are_not_kept():
+    cluster = Members(1, fenced=False)
+    end = server(cluster, "route")
+    name = b"N" * 200_000
+    tracemalloc.start()
+    for number in range(200):
+        end.engine.probe.feed(end.socket, b"RS+ %d%b a\r\n" % (number, name))
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept < 1 << 20
+    assert not end.link.take_accounts(), "it has to tell them again"
+    end.link.leave()
+    cluster.close()
+
+
+def test_interest_in_accounts_that_are_not_known_here_takes_16_mb():
+    """Counted with what its words take a second time, in the key that an end is found by."""
+    cluster = Members(1, fenced=False)
+    end = server(cluster, "route")
+    subject = b"s" * 60_000
+    tracemalloc.start()
+    for number in range(600):
+        end.engine.probe.feed(end.socket, b"RS+ %d %d%b\r\n" % (number % 4, number, subject))
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert 1 << 23 < most < 1.1 * (1 << 24)
     end.link.leave()
     cluster.close()
 
