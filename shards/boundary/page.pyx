@@ -87,6 +87,7 @@ cdef class Page:
         if page.header.magic != PAGE_MAGIC or page.header.version != PAGE_VERSION:
             page.fd = -1
             raise ValueError(f"descriptor {fd} is not a page of version {PAGE_VERSION}")
+        page.is_in_doubt = True   # the router before this one may have died in doubt
         return page
 
     def close(self):

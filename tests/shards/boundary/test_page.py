@@ -304,3 +304,16 @@ def test_who_is_lost_on_the_way_counts_no_more(dead: int | None) -> None:
         page.settle_connections()
     assert page.connections == sum(page.snapshot(shard)["connections"] for shard in range(2))
     assert page.connections == {None: 2, 0: 1, 1: 1}[dead]
+
+
+def test_a_router_that_takes_over_settles_what_the_one_before_it_could_not() -> None:
+    page = Page.create()
+    page.try_add_connection(0, 0)
+    page.expect_connection(1)
+    page.pass_connection(0)  # lost
+    page.doubt_connections()
+    assert page.settle_connections() == 0, "it is still expected"
+    after = attached(page)
+    after.expect_no_more(1)
+    assert after.settle_connections() == 1
+    assert after.connections == 0
