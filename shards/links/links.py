@@ -299,8 +299,8 @@ class Links:
             if before is not None and before.boot_id == sibling.boot_id:
                 known[shard] = before  # keep the object, so that dialling in progress continues
         self._siblings = known
-        for session in list(self._sessions.values()):
-            if not self._is_alive(session):
+        for shard, session in list(self._sessions.items()):
+            if not self._is_alive(session) and not self._is_heard_out(session, known.get(shard)):
                 self._drop(session, "its shard is gone")
         for shard, (boot_id, _) in list(self._missing.items()):
             if shard not in known or known[shard].boot_id != boot_id:
@@ -321,14 +321,22 @@ class Links:
             self._look_whether_ready()
 
     def _hear_out(self, known: dict[int, LinkedShard]) -> None:
-        """Read what those have sent that are not listed any more: the list may have overtaken their last messages."""
+        """Read what those have sent that are not listed any more: the list may have overtaken their last messages.
+
+        Where these take long to match, and their end has come, too, they are carried out in turns: see _is_heard_out.
+        """
         for shard, session in list(self._sessions.items()):
             assert session.hello is not None and session.socket is not None
             sibling = known.get(shard)
+            if self._is_heard_out(session, sibling):
+                continue
             if sibling is None or sibling.boot_id != session.hello.boot_id:
                 session.link.rest_with(None)
-                self._sockets.finish()  # what it has read already
                 session.socket.drain()
+
+    def _is_heard_out(self, session: LinkSession, sibling: LinkedShard | None) -> bool:
+        """Whether it is to be read on to its end, which on_closed() tells. Not when its shard has a successor."""
+        return sibling is None and session.link.is_resting and session.socket is not None and session.socket.is_hung_up
 
     def _is_being_dialled(self, sibling: LinkedShard) -> bool:
         # (Not the object: a list without this shard may have come in between, as from a router that took over.)

@@ -365,6 +365,7 @@ cdef class Socket(Source):
     def drain(self):
         """Read what has come, also the end; at most DRAIN_READS times, because the other end may still send."""
         cdef size_t before
+        self.peer.resume(self.reactor.shared, READ_BYTES)   # what was read before, and waited
         for _ in range(DRAIN_READS):
             if self.fd < 0 or self.peer.out.close_reason != CLOSE_NONE:
                 return

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gnatswarm.broker.errors import CloseReason
 from gnatswarm.broker.link import SiblingLink
 from tests.support import patterns
 from tests.support.linked_shards import LinkedShards
@@ -86,3 +87,42 @@ async def test_all_that_it_has_read_comes_in_order(two: LinkedShards, sibling_le
     while said.count(b"\r\n") < 2 * COUNT:
         said += await subscriber.wait(b"\r\n")
     assert payloads(said) == list(range(COUNT))
+
+
+async def many(two: LinkedShards, rests: list[SiblingLink]) -> tuple[Client, SiblingLink]:
+    """500 messages from shard 0 to 1,000 subscriptions at shard 1, whose link rests behind the first ones."""
+    subscriber = await come(two, 1, b"".join(b"SUB a %d\r\n" % sid for sid in range(1000)))
+    publisher = await come(two, 0, b"")
+    link = two.shards[1].links.sessions[0].link
+    link.rest_with(rests.append)
+    await publisher.talk(b"PUB a 0\r\n\r\n" * 500, b"")
+    await until(lambda: rests)
+    assert link.in_msgs < 500
+    return subscriber, link
+
+
+async def test_what_a_resting_link_has_read_is_heard_out_where_nothing_more_comes(two: LinkedShards) -> None:
+    """Its shard leaves the router's list when all that it sent has been read, and most of that waits."""
+    _, link = await many(two, [])
+    two.shards[1].tell([two.shards[1].peer])
+    assert link.in_msgs == 500
+
+
+async def test_a_resting_link_that_has_ended_is_heard_out_in_turns(two: LinkedShards) -> None:
+    rests: list[SiblingLink] = []
+    _, link = await many(two, rests)
+    (there,), (here,) = (shard.links.sessions for shard in two.shards)
+    assert there.socket is not None and here.socket is not None
+    there.socket.kick(CloseReason.SERVER_SHUTDOWN)
+    two.shards[0].tell([two.shards[0].peer])
+    socket = here.socket
+    await until(lambda: socket.is_hung_up)
+    two.shards[1].tell([two.shards[1].peer])
+    turns = 1
+    while two.shards[1].links.sessions:
+        assert link.in_msgs <= 102 * turns, "behind 100,000 deliveries others have their turn"
+        turns += 1
+        rests.pop().has_rested()
+        two.shards[1].one.shard.reactor.finish()
+        await until(lambda: rests or not two.shards[1].links.sessions)
+    assert link.in_msgs == 500
