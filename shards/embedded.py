@@ -89,7 +89,9 @@ class EmbeddedShard:
 
     def reload(self, options: Options) -> None:
         """Apply new options; those that cannot change at run time must have their old values."""
-        self._thread.call(lambda: self._live().reload(options))
+        done = threading.Event()
+        self._thread.call(lambda: self._live().reload(options, done.set))
+        done.wait(CALL_DEADLINE_S)
 
     def disconnect(self, first_cid: int) -> int:
         """Disconnect all clients whose id is `first_cid` or higher; returns how many."""

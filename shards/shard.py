@@ -228,15 +228,18 @@ class Shard:
             "other_websocket_urls": news.websocket_urls,
         }
 
-    def reload(self, options: Options) -> None:
-        """Apply new options; those that cannot change at run time must have their old values."""
+    def reload(self, options: Options, on_done: Callable[[], None] | None = None) -> None:
+        """Apply new options; those that cannot change at run time must have their old values.
+
+        on_done() is called when they hold for all clients that there are.
+        """
         self._options = options
         self._deadlines.set_limits(options.limits, options.websocket, options.leafnodes, options.cluster)
         self._lookout.set_interval(_shortest_ping_interval_s(options))
         self.reactor.is_tracing = options.logging.trace
         self.fanout.prefer_local(options.sharding.prefer_local)
         listeners = self.imports_exports.configure(options)
-        self.clients.reload(options, self._info_template(options), listeners)
+        self.clients.reload(options, self._info_template(options), listeners, on_done)
         self.system.configure(options)
         if self._news is None:
             self.imports_exports.set_cluster(self._cluster_name)

@@ -38,6 +38,8 @@ from gnatswarm.shards.sockets.reserve import Reserve
 from gnatswarm.shards.statistics.recorder import Recorder
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gnatswarm.broker.link import SiblingLink
     from gnatswarm.broker.options import Logging, Options
     from gnatswarm.shards.boundary.control import ControlMessage
@@ -180,11 +182,10 @@ class Worker:
                 self._shard.stop_listening()
                 self._leave(grace_s, duration_s, quiet_s=0.0)
             case control.Reload(options, generation):
-                self._reload(options)
+                self._reload(options, lambda: self._channel.send(control.Reloaded()))
                 self._generation = generation
                 if self._placing is not None:
                     self._placing.configure(options.placement, generation)
-                self._channel.send(control.Reloaded())
             case control.ReopenLog():
                 logs.reopen()
             case control.Disconnect(first_cid):
@@ -517,10 +518,10 @@ class Worker:
             logs.configure(options, process_label=_label(self._boot))
             self._logging = options
 
-    def _reload(self, options: Options) -> None:
+    def _reload(self, options: Options, on_done: Callable[[], None]) -> None:
         assert self._boot is not None
         self._configure_logs(options.logging)
-        self._shard.reload(options)
+        self._shard.reload(options, on_done)
         if self._gateway is not None:
             self._gateway.reload(options)
 

@@ -71,6 +71,9 @@ BUSY_AT_ONCE = 5
 # So many clients are told what is new in INFO in one turn of the loop: some 6 us each.
 TOLD_AT_ONCE = 500
 
+# So many clients are looked at in one turn of a reload: some 20 us each.
+RELOADED_AT_ONCE = 200
+
 # A leaf node waits for a gateway that is being started, until the handshake's timeout.
 GATEWAY_AGAIN_S = 0.05
 
@@ -159,6 +162,10 @@ class Clients:
         self._untold: dict[ClientSession, bool] = {}  # who is to hear what is new in INFO; whether to go (`ldm`)
         self._news: dict[tuple[str, bool], InfoTemplate] = {}  # the INFO for those, by kind of client and `ldm`
         self._tells_soon = False
+        self._unchecked: dict[ClientSession, bool] = {}  # not looked at since a reload; whether they listen anew
+        self._checks_soon = False
+        self._allows_fewer = False  # connections than before, of the reload that is under way
+        self._on_reloaded: list[Callable[[], None]] = []
         self._surplus: set[int] = set()  # cids of clients that are being closed, and count no more: see _close_surplus
         self.closed = Closed(options.limits.max_closed_clients)
         self.passing = Passing()
@@ -316,6 +323,7 @@ class Clients:
             return
         del self.open[session.connection.cid]
         self._untold.pop(session, None)
+        self._unchecked.pop(session, None)
         self._page.remove_connection(self._shard)
         self.census.leave(session)
         session.socket = None
@@ -380,6 +388,7 @@ class Clients:
             fd = session.socket.detach()
         del self.open[session.connection.cid]
         self._untold.pop(session, None)
+        self._unchecked.pop(session, None)
         self._reload_later.pop(session.connection.cid, None)
         self._page.pass_connection(self._shard)
         self.census.pass_on(session)
@@ -508,6 +517,7 @@ class Clients:
         self._reload_later.pop(cid, None)
         self._ending.pop(session, None)
         self._untold.pop(session, None)
+        self._unchecked.pop(session, None)
         if cid in self._surplus:
             self._surplus.discard(cid)
         else:
@@ -716,15 +726,18 @@ class Clients:
             template = self._news[which] = general if session.kind == "nats" else general.for_websocket()
         session.connection.send_info(template.line(session.connection.cid, session.host, session.nonce))
 
-    def reload(self, options: Options, info: InfoTemplate, listeners: set[str]) -> None:
-        """Apply new options: limits hold at once for all clients; those that could not log in any more are closed.
+    def reload(
+        self, options: Options, info: InfoTemplate, listeners: set[str], on_done: Callable[[], None] | None = None
+    ) -> None:
+        """Apply new options: they hold at once for new clients, for all others when on_done() is called.
 
-        `listeners`: accounts whose stream imports have changed. Logs nothing.
+        Those that could not log in any more are closed. `listeners`: accounts whose stream imports have changed. Logs
+        nothing. Clients have their turns, so that others are served in between; of few it is done at once.
         """
         self._options = options
         if options.limits.max_closed_clients != self._limits.max_closed_clients:
             self.closed.set_most(options.limits.max_closed_clients)
-        allows_fewer = options.limits.max_connections < self._limits.max_connections
+        self._allows_fewer |= options.limits.max_connections < self._limits.max_connections
         self._limits = options.limits
         self.info = info.for_departure() if self._is_departing else info
         self._forget_info()
@@ -733,26 +746,54 @@ class Clients:
         self.rights = Rights(options, self._mesh, self.rights)
         self.allowances = Allowances(options, self._page)
         self._at_once = LOOKED_AT_ONCE
-        for session in self.open.values():
+        before = self._unchecked
+        self._unchecked = {
+            session: session.account in listeners or before.get(session, False) for session in self.open.values()
+        }
+        for session in self._expected.values():
+            self._note_reload(session, listens=session.account in listeners)
+        if on_done is not None:
+            self._on_reloaded.append(on_done)
+        if not self._checks_soon:
+            self._check_some()
+
+    def _check_some(self) -> None:
+        """One turn of a reload: other clients are served before the next one."""
+        self._checks_soon = False
+        for session in list(islice(self._unchecked, RELOADED_AT_ONCE)):
+            listens = self._unchecked.pop(session, None)
+            if listens is None:  # it has gone
+                continue
             if session.connection.is_moving:
-                self._note_reload(session, listeners)
+                self._note_reload(session, listens=listens)
                 continue
             self._readmit(session)
-            if session.account in listeners:
+            if listens:
                 self._listen_anew(session)
-        for session in self._expected.values():
-            self._note_reload(session, listeners)
-        if allows_fewer:
+        self._at_once = 0
+        if self._unchecked:
+            self._checks_soon = True
+            asyncio.get_running_loop().call_soon(self._check_some)
+        else:
+            self._end_reload()
+        self._reactor.finish()
+
+    def _end_reload(self) -> None:
+        """All have been looked at."""
+        if self._allows_fewer:
+            self._allows_fewer = False
             self._close_surplus()
         for session in reversed(list(self.open.values())):
             if not session.connection.is_moving:
                 self._close_surplus_of_account(session)
-        self._reactor.finish()
+        told, self._on_reloaded = self._on_reloaded, []
+        for on_done in told:  # (who called reload() may have more to do)
+            asyncio.get_running_loop().call_soon(on_done)
 
-    def _note_reload(self, session: ClientSession, listeners: set[str]) -> None:
+    def _note_reload(self, session: ClientSession, *, listens: bool) -> None:
         """While it moves its subscriptions stay as they were announced: other shards count with them."""
         cid = session.connection.cid
-        self._reload_later[cid] = self._reload_later.get(cid, False) or session.account in listeners
+        self._reload_later[cid] = self._reload_later.get(cid, False) or listens
 
     def _close_surplus(self) -> None:
         """There may be fewer clients than there are: close ours, the latest first, until all shards have no more.

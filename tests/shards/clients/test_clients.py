@@ -399,3 +399,79 @@ async def test_who_is_closed_before_its_turn_hears_the_news_first(monkeypatch: p
             assert (await client.talk(b"PING\r\n")).count(b'"ldm":true') == 1
     finally:
         house.close()
+
+
+def users(*names: str, **rights: Permissions) -> Options:
+    return Options(users=tuple(User(name, "", permissions=rights.get(name)) for name in names))
+
+
+async def entered(house: OneShard, user: str) -> Client:
+    client = house.connect()
+    await client.wait(b"}")
+    await client.talk(
+        b'CONNECT {"verbose":false,"user":"%b","pass":""}\r\nSUB s.%b 1\r\nPING\r\n' % ((user.encode(),) * 2)
+    )
+    return client
+
+
+async def test_a_reload_looks_at_clients_in_turns_and_is_done_behind_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever is left, or has gone or come meanwhile; a second reload begins anew."""
+    monkeypatch.setattr("gnatswarm.shards.clients.clients.RELOADED_AT_ONCE", 2)
+    house = OneShard(users("a", "b", "c"))
+    shard, done = house.shard, list[str]()
+    try:
+        clients = [await entered(house, user) for user in "aaabbbccc"]
+        sublist = shard.mesh.account(b"$G")
+        shard.reload(users("a", "c"), lambda: done.append("first"))
+        assert len(shard.clients._unchecked) == 7 and not done
+        clients[-1].close()
+        shard.reload(users("a", "c", a=Permissions(subscribe_deny=("s.a",))), lambda: done.append("second"))
+        assert len(shard.clients._unchecked) == 9 and not done
+        await until(lambda: done)
+        assert done == ["first", "second"] and not shard.clients._unchecked
+        for client in clients[:3]:
+            assert b"Permissions Violation for Subscription" in await client.talk(b"PING\r\n")
+        for client in clients[3:6]:
+            assert VIOLATION in await client.wait(b"nothing")
+        await until(lambda: sublist.n_subs == 2)
+        for client in clients[6:8]:
+            assert await client.talk(b"PING\r\n") == b"PONG\r\n"
+    finally:
+        house.close()
+
+
+async def test_max_connections_of_a_reload_holds_when_its_turns_are_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gnatswarm.shards.clients.clients.RELOADED_AT_ONCE", 1)
+    house = OneShard(Options())
+    done: list[bool] = []
+    try:
+        clients = [await let_in(house) for _ in range(4)]
+        assert all(clients)
+        house.shard.reload(Options(limits=Limits(max_connections=2)), lambda: done.append(True))
+        house.shard.reload(Options(limits=Limits(max_connections=2)))
+        await until(lambda: done)
+        assert house.page.connections == 2
+    finally:
+        house.close()
+
+
+async def test_streams_of_a_reload_are_followed_though_another_one_begins_before_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gnatswarm.shards.clients.clients.RELOADED_AT_ONCE", 1)
+    house = OneShard(importing("x"))
+    done: list[bool] = []
+    try:
+        clients = [house.connect() for _ in range(3)]
+        for client, user in zip(clients, "bba", strict=True):
+            await client.wait(b"}")
+            await client.talk(b'CONNECT {"verbose":false,"user":"%b","pass":""}\r\nPING\r\n' % user.encode())
+            await client.talk(b"SUB y.s.1 1\r\nPING\r\n")
+        house.shard.reload(importing("y"))
+        house.shard.reload(importing("y"), lambda: done.append(True))
+        await until(lambda: done)
+        await clients[2].talk(b"PUB s.1 1\r\nx\r\nPING\r\n")
+        for client in clients[:2]:
+            assert await client.talk(b"PING\r\n") == b"MSG y.s.1 1 1\r\nx\r\nPONG\r\n"
+    finally:
+        house.close()

@@ -206,6 +206,8 @@ async def test_who_moves_before_its_turn_hears_the_news_of_the_old_shard(two: Li
     two.shards[0].moves.move([session.connection], 1)
     assert session.connection.is_moving
     if is_moving:
+        next_shard = two.shards[1].one.shard
+        await until(lambda: next_shard.clients.is_expected(session.connection.cid))
         shard.clients.announce(shard.clients.info)
     await until(lambda: len(two.shards[1].cids) == 1)
     assert (await client.talk(b"PING\r\n")).count(b"INFO {") == 1
