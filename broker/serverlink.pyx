@@ -9,7 +9,7 @@ from gnatswarm.broker.entry cimport Entry, extras_of
 from gnatswarm.broker.exchange cimport (
     ANSWERERS, PEER_HUB, PEER_LEAF, PEER_ROUTE, PeerKind, is_loop_subject, origin_of)
 from gnatswarm.broker.fanout cimport (
-    MOST_NAME_BYTES, MOST_QUEUES, ORIGIN_CLIENT, ORIGIN_SIBLING, Outcome, Publish, fits_line, no_outcome)
+    MOST_QUEUES, ORIGIN_CLIENT, ORIGIN_SIBLING, Outcome, Publish, fits_line, no_outcome)
 from gnatswarm.broker.interest cimport SECOND_CHOICE, Node
 from gnatswarm.broker.outbuf cimport (
     CLOSE_CLIENT_CLOSED, CLOSE_MAXIMUM_PAYLOAD_EXCEEDED, CLOSE_NONE, CLOSE_PARSE_ERROR, CLOSE_PROTOCOL_VIOLATION,
@@ -580,7 +580,8 @@ cdef class ServerLink(Peer):
 
     cdef int forward(self, Sublist sublist, Entry *entry, Publish *message, ServerOp *op, bint names_groups,
                      Outcome *outcome) except -1:
-        """To everybody who is to get it from this server: as many groups at a time as a frame to a sibling names."""
+        """To everybody who is to get it from this server: as many groups at a time as a frame to a sibling names, or as
+        have no more bytes together than the longest name."""
         cdef uint64_t reach, orphans, spared = 0
         cdef int at = 0, n
         cdef size_t name_bytes
@@ -591,7 +592,7 @@ cdef class ServerLink(Peer):
             n = 0
             name_bytes = 0
             while at + n < op.n_queues and n < <int>MOST_QUEUES \
-                    and (n == 0 or name_bytes + op.queues[at + n].size <= MOST_NAME_BYTES):
+                    and (n == 0 or name_bytes + op.queues[at + n].size <= MOST_KEY_BYTES):
                 name_bytes += op.queues[at + n].size
                 n += 1
             orphans = self.exchange.forward(sublist, entry, message, reach, at == 0 and not op.only_queues,

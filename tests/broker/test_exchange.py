@@ -616,6 +616,25 @@ def test_what_a_mapping_makes_long_comes_to_a_group_of_a_long_name_elsewhere(
     far.close()
 
 
+def test_many_long_names_of_groups_go_on_in_frames_that_members_read():
+    """With the name of the leaf node's cluster: one frame with all of them was longer than a line."""
+    cluster = Members(1, fenced=False)
+    names = [b"%d" % n * 11_100 for n in range(6)]
+    told = [b"RS+ $G a.>", *(b"RS+ $G a.> %b 1" % name for name in names)]
+    route = server(cluster, "route", *told, server_id="NOTHERABCDEF")
+    leaf = server(cluster, "leaf", of="e" * 1024)
+    begin = len(route.socket.sent)
+    subject = b"a." + b"s" * (194_558 - len(b"$G"))
+    leaf.engine.probe.feed(leaf.socket, b"LMSG %b | %b 1\r\nx\r\n" % (subject, b" ".join(names)))
+    cluster.settle()
+    lines = [line for line in bytes(route.socket.sent[begin:]).split(b"\r\n") if line.endswith(b" 1")]
+    assert sorted(name for line in lines for name in names if name in line) == names
+    assert max(map(len, lines)) < 261_888
+    for end in (route, leaf):
+        end.link.leave()
+    cluster.close()
+
+
 @pytest.mark.parametrize("word", ["INFO {}", "-ERR 'x'"])
 def test_a_server_that_sends_many_words_to_its_session_is_read_in_turns(word: str):
     """They are carried out in Python: 26,000 errors in one read kept others waiting for a tenth of a second."""
