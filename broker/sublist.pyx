@@ -15,7 +15,7 @@ from gnatswarm.broker.interest cimport MOST_SHARDS, NODE_LITERAL, NODE_TOKEN, SU
 from gnatswarm.broker.subject cimport has_empty_token
 from gnatswarm.broker.table cimport prefetch, spread_table, table_expect, table_find
 from gnatswarm.broker.tally cimport Counts
-from gnatswarm.broker.word cimport hash_bytes, unlikely
+from gnatswarm.broker.word cimport hash_bytes, likely, unlikely
 
 import os
 
@@ -112,12 +112,13 @@ cdef class Sublist(Interest):
     cdef void expect_next(self, const uint8_t *line, size_t before, size_t size, const uint8_t *end) noexcept:
         """Has the processor fetch where the next line's subject will be looked for, if that line begins as this one.
 
-        Of a million subjects those places are in no cache: waiting for them was half of what such a line cost.
+        Of a million subjects those places are in no cache: waiting for them was half of what such a line cost. Where there
+        are few, there is nothing to wait for.
         """
         cdef const uint8_t *subject = line + size + before
         cdef const uint8_t *e = subject
         cdef uint64_t hash
-        if subject >= end or memcmp(line, line + size, before):
+        if likely(self.literals.split == 0) or subject >= end or memcmp(line, line + size, before):
             return
         if end - subject > MOST_EXPECTED_BYTES:
             end = subject + MOST_EXPECTED_BYTES
