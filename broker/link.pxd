@@ -31,6 +31,7 @@ cdef class SiblingLink(OriginLink):
     cdef bint tells_much                 # … there was much, and has been some since: little is read at a time
     cdef size_t last_size                # bytes of the last read
     cdef object resting                  # see rest_with()
+    cdef uint64_t most_delivered         # deliveries of one read's messages, after which it rests
     cdef Sublist sublist                 # of the account named last
     cdef Repeat repeat                   # the last RMSG line, or QMSG that none has sent on, with at most one group
     cdef size_t repeat_subject_at        # in that line

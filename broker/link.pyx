@@ -81,6 +81,7 @@ cdef class SiblingLink(OriginLink):
         self.fence = fence
         self.reroutes = reroutes
         self.pings_due = []
+        self.most_delivered = MOST_DELIVERED
         out_init(&self.out, self.fanout.box, 0)
         self.out.peer = <void *>self
 
@@ -133,7 +134,7 @@ cdef class SiblingLink(OriginLink):
                 p += done
                 if unlikely(match_steps > most_steps):
                     self.rest()
-            if unlikely(self.deliveries - deliveries > MOST_DELIVERED):
+            if unlikely(self.deliveries - deliveries > self.most_delivered):
                 self.rest()
             if unlikely(self.holds or self.is_closing):
                 break

@@ -39,8 +39,9 @@ cdef inline int width_bucket(uint32_t width) noexcept nogil:
 
 
 # What making entries has cost all sublists: trie nodes looked below, and subscriptions at those that matched, some 20
-# to 40 ns each. Who has others match gives way after MOST_MATCHING.
+# to 40 ns each. Who has others match gives way after MOST_MATCHING. Tests make a step dearer.
 cdef uint64_t match_steps
+cdef uint64_t step_cost
 # Subscribers that were looked through for one of them.
 cdef void count_steps(uint64_t n) noexcept nogil
 

@@ -23,6 +23,7 @@ cdef enum:
     MOST_EXPECTED_BYTES = 128   # of a subject that is looked at before its line is read
 
 match_steps = 0
+step_cost = 1
 
 
 cdef void count_steps(uint64_t n) noexcept nogil:
@@ -199,7 +200,7 @@ cdef class Sublist(Interest):
         draft.found = self.found
         draft.n_found = self.n_found
         entry = draft_entry(&draft)
-        match_steps += self.n_steps - steps + draft.n_looked_at
+        match_steps += (self.n_steps - steps + draft.n_looked_at) * step_cost
         if entry == NULL:
             return NULL
         if maker >= 0:

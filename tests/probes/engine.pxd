@@ -52,3 +52,4 @@ cdef class Probe:
     cdef dict links                  # shard → ProbeSocket
     cdef object limits
     cdef public uint64_t last_cid    # client ids go on from here
+    cdef bint is_brief               # see rest_often()

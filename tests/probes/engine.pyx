@@ -7,6 +7,7 @@ no shard loads it.
 """
 
 cimport cython
+cimport gnatswarm.broker.sublist as matching
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
@@ -235,6 +236,10 @@ cdef class Probe:
         """Every run is sent from where it was read, however short it is."""
         self.fanout.box.direct_bytes = self.fanout.box.large_stride = 1
 
+    def rest_often(self):
+        """Links that are adopted from here on rest after each message that they have delivered."""
+        self.is_brief = True
+
     def seed(self, Sublist sublist not None, uint64_t seed):
         """What is random in the subscriptions of another account follows from this, too."""
         sublist.seed = seed
@@ -307,6 +312,8 @@ cdef class Probe:
     def adopt(self, Peer link not None) -> ProbeSocket:
         """The socket of a link that somebody else has made."""
         socket = ProbeSocket(self, link)
+        if self.is_brief and isinstance(link, SiblingLink):
+            (<SiblingLink>link).most_delivered = 0
         self.sockets.append(socket)
         return socket
 
@@ -528,6 +535,11 @@ cdef class Probe:
     @property
     def cached(self) -> int:
         return self.sublist.cache_count
+
+
+def set_step_cost(uint64_t n):
+    """Looking at one node or subscription to make an entry counts as so many (1: as usual), in this whole process."""
+    matching.step_cost = n
 
 
 def parse_all(bytes data not None, int times) -> int:

@@ -127,12 +127,14 @@ class Owner:
         is_like_newer: bool,
         ends_at_once: int,
         call_soon: Callable[..., object],
+        on_turn_over: Callable[[ClientSession], None],
     ) -> None:
         """`ends_at_once`: so many subscriptions end in one turn."""
         assert probe.mesh is not None
         self.ends_at_once = ends_at_once
         self._probe = probe
         self._call_soon = call_soon
+        self.on_turn_over = on_turn_over  # others are to be served before its next turn begins
         self.is_like_newer = is_like_newer
         self.authenticators = {KIND: Authenticator(options)}
         self.rights = Rights(options, probe.mesh)
@@ -190,10 +192,6 @@ class Owner:
 
     def on_connected(self, session: ClientSession) -> None:
         """Nothing is said of it."""
-
-    def on_turn_over(self, session: ClientSession) -> None:
-        """Others have been served when the next turn begins."""
-        self._call_soon(session.connection.read_on)
 
     def on_system_request(self, session: ClientSession, subject: bytes, reply: bytes, payload: bytes) -> bool:
         """No subject here is the system's."""

@@ -171,6 +171,20 @@ SHARE_BOUNDS = 0.15
 # Some clients want +OK, or are pedantic, and say what is wrong: drawn apart, of all worlds.
 VERBOSE = "verbose"
 SHARE_VERBOSE = 0.2
+# A link, a connection to another server and a client rest after almost everything that they do, until a step has their
+# shard serve others: drawn apart, of all worlds.
+BRIEF = "brief"
+SHARE_BRIEF = 0.2
+BRIEF_PATTERNS = (
+    "sub sub settle pub volley carry break carry pub carry carry settle",
+    "sub gather settle volley pub ping carry carry break carry carry carry ping settle",
+    "gather settle volley carry carry break carry kill tell carry carry settle",
+    "sub sub settle volley pub carry carry leave tell pass tell carry tell settle",
+    "gather settle volley volley carry carry retire tell pass tell carry bring pass tell settle",
+    "request request settle answer carry answer carry break carry answer carry settle",
+    "sub settle pub hop carry volley carry carry break carry bring settle",
+    "sub 1 settle volley volley hop 1 carry carry bring settle",
+)
 # The gateway is replaced in order, or members elsewhere leave with messages on their way: drawn apart, of worlds with
 # other servers.
 OUTSIDE = (
@@ -226,7 +240,7 @@ PATTERN_STEPS = (
     *("chase", "owe", "mimic", "recant"),
 )
 # Words of worlds that the counts by kind do not tell apart.
-APART = DIRECT, NO_ECHO, ANEW, BOUNDS, LOCAL, MODEST, TRACED, VERBOSE
+APART = DIRECT, NO_ECHO, ANEW, BOUNDS, BRIEF, LOCAL, MODEST, TRACED, VERBOSE
 MOST_STEPS = 300
 # Faults: most schedules have only some of them, or none.
 FAULTS = ("go", "break", "kill", "leave")
@@ -320,7 +334,12 @@ def drawn(seed: int) -> Schedule:
         schedule = with_own_steps(seed, schedule, TRACED, SHARE_TRACED, ("pub", "pub", "volley", "desert", "gather"))
     if not schedule.has("servers") and not schedule.has("slow"):
         schedule = with_own_steps(seed, schedule, BOUNDS, SHARE_BOUNDS, ("exceed", "pub", "pub", "sub", "desert"))
-    return with_own_steps(seed, schedule, LOCAL, SHARE_LOCAL, ())
+    schedule = with_own_steps(seed, schedule, LOCAL, SHARE_LOCAL, ())
+    schedule = with_own_steps(seed, schedule, BRIEF, SHARE_BRIEF, ("pub", "sub", "carry", "carry", "ping"))
+    if not schedule.has(BRIEF):
+        return schedule
+    rng = random.Random(f"brief patterns {seed}")
+    return replace(schedule, steps=with_some(rng, schedule.steps, list(BRIEF_PATTERNS)))
 
 
 def with_own_steps(seed: int, schedule: Schedule, word: str, share: float, kinds: tuple[str, ...]) -> Schedule:

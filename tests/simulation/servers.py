@@ -83,6 +83,8 @@ class Gateway:
         self._resting: list[Resting] = []
         if rests:
             self.exchange.rest_with(self._rest, 0, 0)
+        elif process.swarm.is_brief:
+            self.exchange.rest_with(self._rest)
         self.configure()
         self.exchange.fence.on_wait = self._on_wait
         self.late_until_us: dict[
@@ -112,7 +114,7 @@ class Gateway:
         leaving.begin(within_s)
 
     def _rest(self, link: Resting) -> None:
-        self.process.swarm.seen["rest behind interest"] += 1
+        self.process.swarm.seen["server rests" if self.process.swarm.is_brief else "rest behind interest"] += 1
         self._resting.append(link)
 
     def end_rests(self) -> int:

@@ -65,6 +65,8 @@ class Loop:
     def __init__(self, swarm: Swarm) -> None:
         self._swarm = swarm
         self.timers: list[tuple[tuple[float, int], Timer]] = []  # a heap
+        self.put_off: set[Callable[..., object]] = set()  # what is called soon waits for serve_others()
+        self._waiting: list[Callable[[], object]] = []
 
     def time(self) -> float:
         return self._swarm.now_s
@@ -77,8 +79,30 @@ class Loop:
         swarm.next_due_s = min(swarm.next_due_s, timer.due[0])
         return timer
 
-    def call_soon(self, call: Callable[..., object], *args: Any) -> Timer:
+    def call_soon(self, call: Callable[..., object], *args: Any) -> Timer | None:
+        if call in self.put_off:
+            self.rest_until(call)
+            return None
         return self.call_later(0.0, call, *args)
+
+    @property
+    def is_resting(self) -> bool:
+        return bool(self._waiting)
+
+    def rest_until(self, call: Callable[[], object]) -> None:
+        """Somebody's turn is over: this is called when others were served."""
+        self._waiting.append(call)
+
+    def serve_others(self) -> bool:
+        """Others are served, and who rests goes on; False: nobody does."""
+        waiting, self._waiting = self._waiting, []
+        for call in waiting:
+            call()
+        return bool(waiting)
+
+    def end(self) -> None:
+        self.timers.clear()
+        self._waiting.clear()
 
     def next_s(self) -> float:
         """When the next timer is due, after now; inf: none is."""
@@ -116,6 +140,7 @@ class End(Pipe):
         self.other = self
         self.link: SiblingLink | None = None
         self.reader = FrameReader()
+        self.noted = 0  # bytes of ours that the other end has carried out, where it may rest: see note_read()
 
     def kick(self, _reason: CloseReason) -> None:
         self.process.loop.call_soon(self.end)
@@ -123,14 +148,37 @@ class End(Pipe):
     def drain(self) -> None:
         """What has been sent to this end is in its socket."""
         data = b"" if self.is_cut else self.other.take(ALL)
-        if data and self.socket is not None:
+        if self.socket is None:
+            return
+        if self.process.swarm.is_brief:
+            self.process.swarm.seen["sibling leaves with what rested"] += self.socket.unread_bytes > 0
+            self.process.engine.probe.feed(self.socket, data, [], finish=False)  # (what it has read before is not more)
+            self.other.note_read()
+        elif data:
             self.process.swarm.note(self.other.reader.lines(data), self.other)
             self.process.engine.probe.feed(self.socket, data, [])
+
+    def note_read(self) -> None:
+        """Note what the other end has carried out of what it has read."""
+        there = self.other
+        if self.socket is None or there.socket is None or there.socket.is_over or there.link is None:
+            return
+        done = self.carried - there.socket.unread_bytes
+        if there.link.is_joined and done > self.noted:
+            lines = self.reader.lines(bytes(self.socket.sent[self.noted : done]))
+            self.noted = done
+            self.process.swarm.note(lines, self)
+
+    @property
+    def rests(self) -> bool:
+        """Whether nothing is read here now, because others are served first."""
+        return self.process.loop.is_resting and self.socket is not None and self.socket.is_held
 
     def end(self) -> None:
         """Close this end; the other end is told after it has read what was sent."""
         if self.socket is not None and not self.socket.is_over:
             if self.is_cut and self.is_open and self.other.socket is not None:
+                self.process.swarm.seen["link breaks while it rests"] += self.rests or self.other.rests
                 self.process.swarm.on_break(self.in_flight(), self.lost())
             self.process.engine.probe.end(self.socket)
 
@@ -139,10 +187,18 @@ class End(Pipe):
         """Whether messages are sent over it."""
         return self.is_open and self.link is not None and self.link.is_joined
 
+    @property
+    def read_here(self) -> int:
+        """Bytes of ours that the other end has carried out."""
+        if not self.process.swarm.is_brief:
+            return self.carried
+        self.note_read()
+        return self.noted
+
     def in_flight(self) -> list[bytes]:
         """Queue messages that were sent on over this link and are not answered yet, with their headers."""
         assert self.socket is not None and self.other.socket is not None
-        read = FrameReader().lines(bytes(self.other.socket.sent[: self.other.carried]))
+        read = FrameReader().lines(bytes(self.other.socket.sent[: self.other.read_here]))
         answered = {line.split(b" ")[1] for line in read if line.startswith((b"QACK ", b"QNAK "))}
         return [
             body
@@ -153,7 +209,7 @@ class End(Pipe):
     def lost(self) -> list[bytes]:
         """Of the messages that were sent over this link, those that the other end has not read: their bodies."""
         assert self.socket is not None
-        read = len(FrameReader().frames(bytes(self.socket.sent[: self.carried])))
+        read = len(FrameReader().frames(bytes(self.socket.sent[: self.read_here])))
         frames = FrameReader().frames(self.socket.queued_from(0))[read:]
         return [body for line, body in frames if line.startswith(FRAMES_OF_MESSAGES)]
 
@@ -468,6 +524,8 @@ class Process:
         self.loop = Loop(swarm)
         self.engine = swarm.new_engine(number)
         self.probe = self.engine.probe
+        if swarm.is_brief:
+            self.probe.rest_often()
         self.clients = Clients(self)
         self.transport = Transport(self)
         self.peer = control.LinkedShard(number, f"{number}.{start}", f"/{number}.{start}")
@@ -483,6 +541,8 @@ class Process:
             sink=(sink := Sink(self)),
         )
         self.sink = sink
+        if swarm.is_brief:
+            self.loop.put_off.add(self.links._read_on)
         self.gateway: Gateway | None = None
         if number == control.GATEWAY_NUMBER:
             self.gateway = Gateway(self, is_fenced=swarm.is_fenced, rests=swarm.rests)
@@ -497,6 +557,25 @@ class Process:
         """Send a message on the control channel; a router that is dead reads nothing."""
         if self.channel == self.swarm.routers and self.swarm.has_router:
             self.outbox.append(message)
+
+    def on_turn_over(self, session: Any) -> None:
+        """A client has had its turn."""
+        if self.swarm.is_brief:
+            self.swarm.seen["client rests"] += 1
+            self.loop.rest_until(lambda: session.connection.read_on())
+        else:
+            self.loop.call_soon(session.connection.read_on)
+
+    def serve_others(self) -> bool:
+        """Who rests here goes on; False: nobody does."""
+        if not self.loop.serve_others():
+            return False
+        self.swarm.seen["rest is over"] += 1
+        self.swarm.turn()
+        for end in self.swarm.ends:
+            if end.other.process is self:
+                end.note_read()
+        return True
 
     def say(self, message: control.ControlMessage) -> None:
         """Send a message to the router, of those that simulated routers know."""
@@ -607,7 +686,7 @@ class Process:
         self.is_relay = is_relay
         self.swarm.forget_alive()
         self.transport.close()
-        self.loop.timers.clear()
+        self.loop.end()
         # (The keeper passes a new channel on by another way, to a relay too.)
         self.inbox = deque(one for one in self.inbox if is_relay and isinstance(one, Channel))
         self.swarm.seen["relay"] += is_relay
@@ -637,8 +716,11 @@ class Swarm:
         rests: bool = False,
         own_interest: Callable[[], dict[str, set[str]]] = dict,
         prefers_local: bool = False,
+        is_brief: bool = False,
     ) -> None:
+        """`is_brief`: who has had its turn goes on with serve_others(), or when all arrives, or when time passes."""
         self.now_s = 0.0
+        self.is_brief = is_brief
         self.is_fenced = is_fenced
         self.rests = rests
         self.own_interest = own_interest
@@ -816,6 +898,7 @@ class Swarm:
         """Let time pass, for all."""
         until_s = self.now_s + seconds
         while True:
+            self.serve_all()
             due_s = [process.loop.next_s() for process in self.alive]
             self.now_s = min(until_s, self._ticked_s + TICK_S, *due_s)
             now_us = self.now_us
@@ -980,7 +1063,7 @@ class Swarm:
         assert there.socket is not None and end.socket is not None
         data = b"" if end.is_cut else end.take(most)
         if data:
-            lines = end.reader.lines(data)
+            lines = [] if self.is_brief else end.reader.lines(data)
             reroutes = there.process.links.reroutes
             waiting = reroutes.n_pending - reroutes.n_sent_on
             there.process.engine.probe.feed(there.socket, data, pieces)
@@ -989,10 +1072,23 @@ class Swarm:
                 end.process.engine.probe.set_takes(end.socket, self._capacity - end.on_its_way)
             if reroutes.n_pending - reroutes.n_sent_on > waiting and not any(b" _R_" in line for line in lines):
                 self.seen["out-of-step wait"] += 1
-            self.note(lines, end)
+            if self.is_brief:
+                self.seen["link rests"] += there.rests
+                end.note_read()
+            else:
+                self.note(lines, end)
+        elif there.rests and not (end.is_cut and end.carried % 2):  # (else it has written, and been told)
+            self.seen["link ends while it rests"] += 1
+            there.process.serve_others()  # it reads on, and the end behind the last of it
         else:
             there.end()
         self.turn()
+
+    def serve_all(self) -> None:
+        """Everybody goes on who rests."""
+        if self.is_brief:
+            while sum(one.serve_others() for one in self.alive):
+                pass
 
     def note(self, lines: list[bytes], end: End) -> None:
         """Frames of this end are read at the other one."""
@@ -1014,6 +1110,7 @@ class Swarm:
         """Deliver everything that is on its way; no time passes."""
         self.turn()
         for _ in range(MOST_CARRIES):
+            self.serve_all()
             if self.tell(0) or self.hand(0):
                 continue
             busy = self.busy_ends()
