@@ -113,8 +113,8 @@ cdef class Sublist(Interest):
     cdef void expect_next(self, const uint8_t *line, size_t before, size_t size, const uint8_t *end) noexcept:
         """Has the processor fetch where the next line's subject will be looked for, if that line begins as this one.
 
-        Of a million subjects those places are in no cache: waiting for them was half of what such a line cost. Where there
-        are few, there is nothing to wait for.
+        Of a million subjects those places are in no cache: waiting for them was half of what such a line cost. Where
+        there are few, there is nothing to wait for.
         """
         cdef const uint8_t *subject = line + size + before
         cdef const uint8_t *e = subject
