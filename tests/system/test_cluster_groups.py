@@ -243,3 +243,21 @@ async def test_what_a_gnatswarm_sends_back_does_not_come_to_who_wants_no_echo(cl
     await client.flush()
     assert not client.inbox
     route.close()
+
+
+LONG = """
+max_control_line: 131072
+mappings: { "m.*": "z.{{wildcard(1)}}.{{wildcard(1)}}.{{wildcard(1)}}" }
+"""
+
+
+async def test_what_a_mapping_makes_long_comes_to_a_group_of_a_long_name(cluster: Start, net: Net) -> None:
+    """It was dropped there where subject and group had more than 196,608 bytes together."""
+    here, there = cluster("gnatswarm-2", "gnatswarm-2", more=LONG)
+    publisher, member = await net.client(here), await net.client(there)
+    await subscribed(member, f"z.> {'q' * 65_000} 1")
+    await all_know([publisher, member])
+    await publisher.send(f"PUB m.{'t' * 60_000} 2\r\nhi\r\n")
+    (frame,) = await member.messages(1)
+    assert (len(frame.subject), frame.payload) == (180_004, b"hi")
+    assert "too long to be passed on" not in there.log.text
