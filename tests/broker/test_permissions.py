@@ -265,6 +265,40 @@ def test_what_new_permissions_do_not_allow_gets_nothing_before_it_has_ended():
     assert client.take() == b"MSG keep 0 0\r\n\r\nMSG late 3 0\r\n\r\n"
 
 
+@pytest.mark.parametrize("granted", [("a",), ("*",), (">",), ("a mine",), ("* mine",), ("* theirs",), ()])
+def test_each_subject_and_group_of_a_client_is_decided_by_itself(granted):
+    """The next one that a message meets has other rights than the one before."""
+    engine = Engine()
+    client, publisher = engine.clients(2)
+    patterns = ("a", "a mine", "a theirs", "*", "* mine", "* theirs", ">", "> mine", "> theirs")
+    for sid, pattern in enumerate(patterns):
+        client.feed(b"SUB %s %d\r\n" % (pattern.encode(), sid))
+    rights = Permissions(options.Permissions(subscribe_allow=(*granted, "none")))
+    client.connection.enter(engine.probe.sublist, rights)
+    expected = set()
+    for sid, pattern in enumerate(patterns):
+        subject, _, queue = pattern.partition(" ")
+        if rights.can_subscribe(subject.encode(), queue.encode()):
+            expected.add(b"%d" % sid)
+    publisher.feed(b"PUB a 0\r\n\r\n" * 100)
+    assert {sid for sid, _ in client.messages()} == expected
+    assert bool(expected) is bool(granted)
+
+
+def test_permissions_are_asked_again_when_they_have_changed():
+    """New ones may be where those before the last were."""
+    engine = Engine()
+    client, publisher = engine.clients(2)
+    client.feed(b"SUB a 1\r\n")
+    for n in range(60):
+        is_granted = n % 4 < 2
+        rights = options.Permissions(subscribe_allow=("a" if is_granted else "b",))
+        client.connection.enter(engine.probe.sublist, Permissions(rights))
+        if n % 2:
+            publisher.feed(b"PUB a 0\r\n\r\n")
+            assert bool(client.messages()) is is_granted
+
+
 @pytest.mark.parametrize("is_reversed", [False, True])
 def test_each_client_s_subscriptions_of_each_subject_and_group_are_decided_by_themselves(is_reversed):
     """One message meets them all, and equal ones are decided once: equal are those of a subject, a group and rights."""
