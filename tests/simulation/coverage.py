@@ -105,6 +105,7 @@ SITUATIONS = {
     "request of another server to another account": "request of another server to another account",
     "… and its answer": "answer to another server from another account",
     "imports and mappings reloaded beside other servers": "imports reloaded with servers",
+    "interest of another member in an account that comes later": "interest that was told before its account was known",
     "PONG to another member": "PONG to another server",
     "a PONG waits for other members": "fence of servers",
     "… and says that they know": "PONG that other servers know of",

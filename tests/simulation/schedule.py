@@ -185,6 +185,10 @@ BRIEF_PATTERNS = (
     "sub settle pub hop carry volley carry carry break carry bring settle",
     "sub 1 settle volley volley hop 1 carry carry bring settle",
 )
+# An account that a member of the cluster has, and whose user is there, comes to our broker, to one process after the
+# other: drawn apart, of worlds with other servers and several accounts.
+GROWS = "grows"
+SHARE_GROWS = 0.4
 # The gateway is replaced in order, or members elsewhere leave with messages on their way: drawn apart, of worlds with
 # other servers.
 OUTSIDE = (
@@ -240,7 +244,7 @@ PATTERN_STEPS = (
     *("chase", "owe", "mimic", "recant"),
 )
 # Words of worlds that the counts by kind do not tell apart.
-APART = DIRECT, NO_ECHO, ANEW, BOUNDS, BRIEF, LOCAL, MODEST, TRACED, VERBOSE
+APART = DIRECT, NO_ECHO, ANEW, BOUNDS, BRIEF, GROWS, LOCAL, MODEST, TRACED, VERBOSE
 MOST_STEPS = 300
 # Faults: most schedules have only some of them, or none.
 FAULTS = ("go", "break", "kill", "leave")
@@ -335,6 +339,8 @@ def drawn(seed: int) -> Schedule:
     if not schedule.has("servers") and not schedule.has("slow"):
         schedule = with_own_steps(seed, schedule, BOUNDS, SHARE_BOUNDS, ("exceed", "pub", "pub", "sub", "desert"))
     schedule = with_own_steps(seed, schedule, LOCAL, SHARE_LOCAL, ())
+    if schedule.has("servers") and schedule.has("accounts") and not schedule.has(ANEW):
+        schedule = with_growth(seed, schedule)
     schedule = with_own_steps(seed, schedule, BRIEF, SHARE_BRIEF, ("pub", "sub", "carry", "carry", "ping"))
     if not schedule.has(BRIEF):
         return schedule
@@ -351,6 +357,19 @@ def with_own_steps(seed: int, schedule: Schedule, word: str, share: float, kinds
     for kind in rng.choices(kinds, k=rng.randrange(30)) if kinds else ():
         steps.insert(rng.randrange(len(steps) + 1), drawn_step(rng, kind))
     return replace(schedule, steps=tuple(steps), features=(*schedule.features, word))
+
+
+def with_growth(seed: int, schedule: Schedule) -> Schedule:
+    """The same schedule; in some worlds an account comes, and what is said there stands around that."""
+    rng = random.Random(f"grows {seed}")
+    if rng.random() >= SHARE_GROWS:
+        return schedule
+    steps = list(schedule.steps)
+    at = rng.randrange(len(steps) + 1)
+    before = [drawn_step(rng, "there")._replace(who=0) for _ in range(rng.randrange(6))]
+    behind = [drawn_step(rng, kind) for kind in rng.choices(("there", "come", "sub", "pub", "over", "settle"), k=20)]
+    steps[at:at] = [*before, drawn_step(rng, "over"), drawn_step(rng, "grow"), *behind]
+    return replace(schedule, steps=tuple(steps), features=(*schedule.features, GROWS))
 
 
 def with_anew(seed: int, schedule: Schedule) -> Schedule:
@@ -526,7 +545,7 @@ def parsed(text: str) -> Schedule:
             - set(PATTERN_STEPS)
             - set(ROUTER_STEPS)
             - set(SERVER_STEPS)
-            - {"reload", "connect", "ask", "odd", "exceed"}
+            - {"reload", "connect", "ask", "odd", "exceed", "grow"}
         )
         unknown |= set(features) - set(FEATURES) - set(LATER_FEATURES) - {*SERVER_FEATURES, *APART}
         if unknown:

@@ -24,7 +24,7 @@ from gnatswarm.broker.permissions import Permissions
 from gnatswarm.broker.serverlink import ServerLink
 from gnatswarm.shards.gateway.leaving import Leaving
 from tests.simulation.history import NEVER, Message, Subscription
-from tests.simulation.tenants import RIGHTS, View, covers, is_kept_out, matches, may_publish
+from tests.simulation.tenants import LATE_ACCOUNT, RIGHTS, View, covers, is_kept_out, matches, may_publish
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -98,6 +98,15 @@ class Gateway:
         self.exchange.renew_imports()
         for account, wanted in self.process.swarm.own_interest().items():
             self.exchange.set_own_interest(account.encode(), {one.encode() for one in wanted})
+
+    def take_accounts(self) -> None:
+        """It has been given an account: what members have told in it counts."""
+        servers = self.process.swarm.servers
+        assert servers is not None
+        for door in servers.doors:
+            if door.gateway is self and door.is_open:
+                assert door.link.take_accounts(), "what a member has told of an account is not kept"
+        self.process.probe.finish()
 
     def leave(self, within_s: float, on_done: Callable[[], None]) -> None:
         """As shards.gateway.gateway: end, and lose nothing that is on its way."""
@@ -292,7 +301,8 @@ class Door:
         raise AssertionError("a loop")
 
     def on_unknown_account(self, account: bytes, /) -> None:
-        raise AssertionError(account)
+        assert account == LATE_ACCOUNT.encode() and self.server.account == LATE_ACCOUNT, account
+        self.server.servers.seen["interest or a message in an account that is not known yet"] += 1
 
     def on_refused(self, why: str, subject: bytes, /) -> None:
         raise AssertionError((why, subject))
@@ -607,7 +617,8 @@ class Server:
 class Servers:
     """All other servers of one world."""
 
-    def __init__(self, swarm: Swarm, seed: int, history: History) -> None:
+    def __init__(self, swarm: Swarm, seed: int, history: History, *, grows: bool) -> None:
+        """`grows`: the user of a member is in an account that our broker does not know yet."""
         self.swarm = swarm
         self.seen: Counter[str] = swarm.seen
         self.rng = Random(f"servers {seed}")
@@ -620,6 +631,8 @@ class Servers:
         kinds = self.rng.sample(KINDS, self.rng.randint(1, 4))
         origins = Random(f"origins {seed}")
         whose = Random(f"accounts {seed}").choices(self.tenants.accounts, k=len(kinds))
+        if grows and "route" in kinds:
+            whose[kinds.index("route")] = LATE_ACCOUNT
         self.dice = Random(f"sent on {seed}")
         self.rest_dice = Random(f"rests {seed}")
         self.all = [
@@ -848,6 +861,14 @@ class Servers:
         server.wants.remove(sub)
         sub.left_at = self.now
         server.tell()
+
+    def take_account(self) -> None:
+        """Our broker is given another account: what members have told in it before counts when all shards know it."""
+        self.tenants = self.history.reloads[-1][1]
+        for server in self.all:
+            for sub in server.wants if server.account == LATE_ACCOUNT else []:
+                sub.acked_at = NEVER
+                self.seen["interest that was told before its account was known"] += server.door is not None
 
     def reload(self, tenants: Tenants) -> None:
         """Members have other imports and mappings, as our shards and the gateway have."""

@@ -17,6 +17,7 @@ matches = lru_cache(maxsize=1 << 16)(model.matches)  # the same few patterns and
 # Stands for a reply subject that the broker makes up. No two are alike, so only `>` matches it.
 MADE_UP = "_R_.0.0"
 
+LATE_ACCOUNT = "D"  # of a member of the cluster, until our broker has it, too
 # What a client may do, by number; reloads change it. Everybody may have an inbox.
 RIGHTS: tuple[Permissions | None, ...] = (
     None,
@@ -73,7 +74,7 @@ class Tenants:
     `has_third`: a service and a stream have the same subject, and a third account, which must not get requests,
     imports the stream. `is_chunked`: a request may have any number of answers. `is_weighted`: the mapping has two
     destinations. `allows_trace`: traces follow to other accounts. `variant`: what a reload has left out: 1 the mapping,
-    2 and 4 the streams of A.
+    2 and 4 the streams of A. `is_grown`: there is one account more, with which nothing is exchanged.
     """
 
     threshold_s: float
@@ -92,6 +93,7 @@ class Tenants:
         is_weighted: bool = False,
         allows_trace: bool = False,
         variant: int = 0,
+        is_grown: bool = False,
     ) -> None:
         self._views: dict[tuple[str, str, str], tuple[View, ...]] = {}
         self.is_chunked = is_chunked
@@ -102,7 +104,7 @@ class Tenants:
         self.mapping = ("", ())
         if kind:
             middle = ("B", "b") if kind % 2 else ("A", "b")
-            self.accounts = ("A", "B", "C")
+            self.accounts = ("A", "B", "C", LATE_ACCOUNT) if is_grown else ("A", "B", "C")
             if not variant & 1:
                 self.mapping = ("m", (("a", 60), ("a.b", 40)) if is_weighted else (("a", 100),))
             self.crossings = (

@@ -8,13 +8,16 @@ are checked at once.
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
+from gnatswarm.broker import interest as interests
 from gnatswarm.broker import service_imports
+from gnatswarm.broker import sublist as sublists
 from gnatswarm.broker.connection import ClientConnection
 from gnatswarm.broker.errors import CloseReason
 from gnatswarm.broker.frozen import OfferedClient, RecordRefused
@@ -35,6 +38,7 @@ from tests.simulation.schedule import (
     ANEW,
     BOUNDS,
     BRIEF,
+    GROWS,
     LOCAL,
     MODEST,
     MOST_SHARDS_HERE,
@@ -46,7 +50,7 @@ from tests.simulation.schedule import (
 )
 from tests.simulation.servers import Door, Server, Servers
 from tests.simulation.swarm import ALL, End, Process, Swarm
-from tests.simulation.tenants import RIGHTS, Tenants, View, matches, may_publish, may_subscribe
+from tests.simulation.tenants import LATE_ACCOUNT, RIGHTS, Tenants, View, matches, may_publish, may_subscribe
 from tests.simulation.traces import Traces, header_of, lines_of
 from tests.support.engine import Engine, EngineClient, frames
 
@@ -159,6 +163,7 @@ class World:
         self.schedule = schedule
         self.rng = Random(schedule.seed)
         self.now = 0
+        self.is_grown = False
         self.tenants = self.arranged(0)
         self.history = History(self.tenants)
         self.seen: Counter[str] = Counter()  # named situations that it has covered
@@ -209,7 +214,7 @@ class World:
         )
         self.servers: Servers | None = None
         if schedule.has("servers"):
-            self.servers = Servers(self.swarm, schedule.seed, self.history)
+            self.servers = Servers(self.swarm, schedule.seed, self.history, grows=schedule.has(GROWS))
             self.swarm.servers = self.servers
         self.swarm.on_end = self.on_end
         self.swarm.movers = self
@@ -222,6 +227,7 @@ class World:
         self.swarm.on_frames = self.on_frames
         self.swarm.on_break = self.on_break
         self.owners: dict[int, Owner] = {}
+        self.variant = 0  # of the last reload
         self.is_renewing = False  # since the last reload of imports not everything has arrived
         each = 1 if is_narrow and schedule.seed % 2 else 2
         for process in self.swarm.shards:
@@ -259,6 +265,7 @@ class World:
             is_weighted=self.schedule.has("weighted"),
             allows_trace=self.schedule.has(TRACED) and self.schedule.seed % 2 == 1,
             variant=variant,
+            is_grown=self.is_grown,
         )
 
     def urandom(self, n: int) -> bytes:
@@ -268,12 +275,14 @@ class World:
     def run(self) -> None:
         """AssertionError where a promise does not hold."""
         set_step_cost(STEP_COSTS[self.schedule.seed % 3] if self.schedule.has(BRIEF) else 1)
+        sublists.os = interests.os = self if self.schedule.has(GROWS) else os  # type: ignore[attr-defined]
         try:
             for step in self.schedule.steps:
                 self.step(step)
             self.finish()
         finally:
             set_step_cost(1)
+            sublists.os = interests.os = os  # type: ignore[attr-defined]
 
     # ---- clients
 
@@ -285,7 +294,7 @@ class World:
     def messages(self) -> list[Message]:
         return self.history.messages
 
-    def come(self, process: Process) -> None:
+    def come(self, process: Process, account: str = "") -> None:
         """Open a connection. Each has an inbox, where it also gets the 503 of its requests."""
         number = len(self.people)
         wishes = Wishes(
@@ -295,7 +304,7 @@ class World:
             verbose=self.schedule.has(VERBOSE) and number % 3 != 1,
             pedantic=self.schedule.has(VERBOSE) and number % 2 == 0,
         )
-        account = self.tenants.accounts[number % len(self.tenants.accounts)]
+        account = account or self.tenants.accounts[number % len(self.tenants.accounts)]
         rights = self.rng.randrange(len(RIGHTS)) if self.schedule.has("rights") else 0
         client: EngineClient
         if self.schedule.has(ANEW):
@@ -1255,9 +1264,9 @@ class World:
         self.look()
         if not self.schedule.has("accounts") or not self.swarm.is_whole:
             return
+        self.variant = step.which % 8 & (6 if self.schedule.has("rights") else 7)
         # Permissions are those for the destination: which is that would not be known while it is on its way.
-        variant = step.which % 8 & (6 if self.schedule.has("rights") else 7)
-        self.tenants = self.arranged(variant)
+        self.tenants = self.arranged(self.variant)
         self.history.reloads.append((self.now, self.tenants))
         for message in self.messages:
             if message.acked_at == NEVER:
@@ -1278,6 +1287,33 @@ class World:
         self.swarm.settle()
         self.look()
         self.seen["imports reloaded"] += 1
+
+    def do_grow(self, step: Step) -> None:
+        """One process after the other is given another account, and clients come there at once."""
+        self.do_settle(step)
+        if self.is_grown or self.servers is None or not self.schedule.has(GROWS) or not self.swarm.is_whole:
+            return
+        self.is_grown = True
+        self.tenants = self.arranged(self.variant)
+        self.history.reloads.append((self.now, self.tenants))
+        self.servers.take_account()
+        rng = Random(f"grow {step.who} {step.which} {step.much}")
+        for process in rng.sample(self.swarm.alive, len(self.swarm.alive)):
+            self.imports[id(process.engine)].configure(self.tenants.options())
+            mesh = process.engine.probe.mesh
+            assert mesh is not None
+            mesh.account(LATE_ACCOUNT.encode())
+            if process.gateway is not None:
+                process.gateway.configure()
+                process.gateway.take_accounts()
+            elif len(self.people) < MOST_CLIENTS and rng.random() < 0.7 and process in self.swarm.ready:
+                self.come(process, LATE_ACCOUNT)
+                self.subscribe(self.people[-1], rng.choice(self.patterns), rng.choice(self.queues))
+            for end in self.swarm.busy_ends():
+                if rng.random() < 0.5 and end.other.is_open:
+                    self.swarm.carry(end, ALL)
+            self.look()
+        self.seen["account grown"] += 1
 
     def renew(self, person: Person, process: Process) -> None:
         """Its subscriptions follow what its account imports now: at once, or, in a world with BRIEF, in turns."""
@@ -2122,6 +2158,7 @@ ALONE: dict[str, Callable[[World, Step], None]] = {
     "hand": World.do_hand,
     "stop": World.do_stop,
     "reload": World.do_reload,
+    "grow": World.do_grow,
 }
 # Steps that are possible whether or not the broker reads from this client.
 OF_SOCKETS: dict[str, Callable[[World, Person, Step], None]] = {
