@@ -103,6 +103,17 @@ def test_a_reply_subject_that_is_used_for_all_requests_does_not_mix_them_up(make
     assert asker.take() == b"PONG\r\n"
 
 
+def test_one_reply_subject_for_requests_that_go_to_several_shards_and_reach_nobody(make: Callable[..., Mesh]) -> None:
+    mesh = make(3)
+    asker, first, second = asker_of(mesh), client_of(mesh, 1), client_of(mesh, 2)
+    first.feed(b"SUB a 1\r\nUNSUB 1 1\r\n")
+    second.feed(b"SUB b 1\r\nUNSUB 1 1\r\n")
+    mesh.settle()
+    asker.feed(b"PUB a 0\r\n\r\nPUB b 0\r\n\r\nPUB a inbox 0\r\n\r\nPUB b inbox 0\r\n\r\nPING\r\n")
+    mesh.settle()
+    assert asker.take() == 2 * NOBODY + b"PONG\r\n"
+
+
 def test_one_subject_and_one_reply_for_requests_that_go_to_other_shards_each_time(make: Callable[..., Mesh]) -> None:
     mesh = make(4)
     asker, first, second = asker_of(mesh), client_of(mesh, 2), client_of(mesh, 3)
