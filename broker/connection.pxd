@@ -135,6 +135,10 @@ cdef class ClientConnection(Peer):
     cdef void wait_if_it_feeds_the_slow(self) noexcept
     # Sends a 503 to this client's own subscription to the reply subject; False: it has none.
     cdef bint tell_no_responders(self, const Entry *asked, Token reply) noexcept
+    # So many subscriptions got a message or a run: its turn may be over.
+    cdef void note_many(self, uint32_t deliveries) noexcept
+    # Nobody here got a request, which went to these siblings; 0: nobody is interested in it.
+    cdef void note_unanswered(self, const Entry *entry, Token reply, uint64_t shards) noexcept
     # A request went to these siblings, and nobody here got it.
     cdef void note_asked(self, const Entry *entry, Token reply, uint64_t shards) noexcept
     # A sibling says that nobody there has got a request with this reply. Where it is this client's, and all siblings

@@ -111,17 +111,12 @@ cdef class Fence:
 cdef inline void note_outcome(ClientConnection self, const Entry *entry, Publish *message, Outcome outcome) noexcept:
     """Note what the PONG waits for, and whether a slow subscriber holds the client; tell it of no responders."""
     self.published |= outcome.touched
-    if outcome.deliveries > FEW_DELIVERIES:
-        self.n_delivered += outcome.deliveries
-        if unlikely(self.n_delivered > MOST_DELIVERED):
-            self.n_slow = MOST_SLOW
+    if unlikely(outcome.deliveries > FEW_DELIVERIES):
+        self.note_many(outcome.deliveries)
     if unlikely(outcome.stalls or entry.slow_until_us > self.out.box.now_us):
         self.holds |= HOLD_STALL
     if unlikely(outcome.deliveries == 0) and message.reply.size and self.wants_no_responders:
-        if outcome.touched:
-            self.note_asked(entry, message.reply, outcome.touched)
-        elif self.tell_no_responders(entry, message.reply):
-            self.wait_if_it_feeds_the_slow()
+        self.note_unanswered(entry, message.reply, outcome.touched)
 
 
 cdef inline uint64_t request_of(ClientConnection self, const Entry *entry, Token reply) noexcept nogil:
@@ -751,6 +746,17 @@ cdef class ClientConnection(Peer):
         if unlikely(self.out.box.stalling != NULL):
             self.out.box.stalling = NULL
             self.holds |= HOLD_STALL
+
+    cdef void note_many(self, uint32_t deliveries) noexcept:
+        self.n_delivered += deliveries
+        if self.n_delivered > MOST_DELIVERED:
+            self.n_slow = MOST_SLOW
+
+    cdef void note_unanswered(self, const Entry *entry, Token reply, uint64_t shards) noexcept:
+        if shards:
+            self.note_asked(entry, reply, shards)
+        elif self.tell_no_responders(entry, reply):
+            self.wait_if_it_feeds_the_slow()
 
     cdef int on_nobody(self, int shard, const Entry *asked, Token reply) except -1:
         cdef uint64_t request = request_of(self, asked, reply)

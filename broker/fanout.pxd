@@ -146,6 +146,8 @@ cdef class Fanout:
     cdef readonly uint64_t link_out_msgs
     cdef readonly uint64_t link_in_msgs
 
+    # How many of `size` bytes a run of messages of `total` bytes may have.
+    cdef size_t longest_run(self, const Entry *entry, size_t total, size_t size) noexcept
     # Whether a run of large messages may be as long as it was read: one peer alone gets it, has no other output, and is
     # not behind when it takes none of it.
     cdef bint takes_long_run(self, const Entry *entry) noexcept

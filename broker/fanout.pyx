@@ -15,6 +15,7 @@ from gnatswarm.broker.outbuf cimport (
 from gnatswarm.broker.peer cimport Peer
 from gnatswarm.broker.entry cimport choice_named, is_foreign
 from gnatswarm.broker.interest cimport GATEWAY_NUMBER, NO_MAX
+from gnatswarm.broker.repeat cimport MANY_TARGETS, MOST_DELIVERED, MOST_RUN_BYTES
 from gnatswarm.broker.sublist cimport width_bucket
 from gnatswarm.broker.word cimport SLACK, copy_run, decimal, likely, unlikely
 
@@ -610,6 +611,15 @@ cdef class Fanout:
                              PLAINLY if is_kept and not only_queues and shards[i] == GATEWAY_NUMBER else 0)
             done |= bit
         return done
+
+    cdef size_t longest_run(self, const Entry *entry, size_t total, size_t size) noexcept:
+        cdef uint32_t n_targets = entry.n_plain + entry.n_choices
+        if size > MOST_RUN_BYTES and (total < self.box.large_stride or total >= BLOB_BYTES
+                                      or not self.takes_long_run(entry)):
+            size = MOST_RUN_BYTES
+        if n_targets > MANY_TARGETS:
+            size = min(size, total * (MOST_DELIVERED // n_targets + 1))
+        return size
 
     cdef bint takes_long_run(self, const Entry *entry) noexcept:
         cdef uint64_t left = entry.remote

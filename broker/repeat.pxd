@@ -9,7 +9,6 @@ from libc.stdlib cimport calloc
 
 from gnatswarm.broker.fanout cimport Fanout, Origin, Publish
 from gnatswarm.broker.entry cimport Entry
-from gnatswarm.broker.outbuf cimport BLOB_BYTES
 from gnatswarm.broker.sublist cimport Sublist
 from gnatswarm.broker.word cimport copy_bytes, same_bytes, unlikely
 
@@ -50,18 +49,14 @@ cdef inline bint repeats_at(const Repeat *repeat, const uint8_t *p) noexcept nog
 cdef inline uint32_t repeat_run(Repeat *repeat, Sublist sublist, Fanout fanout, const uint8_t *p, const uint8_t *end,
                                 Origin origin, Publish *message) noexcept:
     """The number of messages at p that repeat the stored line; `message` is set to all of them."""
-    cdef uint32_t n = 0, n_targets
+    cdef uint32_t n = 0
     cdef const uint8_t *at = p
     if repeat == NULL or repeat.line_size == 0 or <size_t>(end - p) < repeat.total \
             or not repeats_at(repeat, p) or repeat.epoch != sublist.cache_epoch \
             or not sublist.is_current(repeat.entry):
         return 0
-    if end - p > MOST_RUN_BYTES and (repeat.total < fanout.box.large_stride or repeat.total >= BLOB_BYTES
-                                     or not fanout.takes_long_run(repeat.entry)):
-        end = p + MOST_RUN_BYTES
-    n_targets = repeat.entry.n_plain + repeat.entry.n_choices
-    if unlikely(n_targets > MANY_TARGETS):
-        end = min(end, p + repeat.total * (MOST_DELIVERED // n_targets + 1))
+    if end - p > MOST_RUN_BYTES or unlikely(repeat.entry.n_plain + repeat.entry.n_choices > MANY_TARGETS):
+        end = p + fanout.longest_run(repeat.entry, repeat.total, end - p)   # (a call: this function is to stay inline)
     while True:
         n += 1
         at += repeat.total
