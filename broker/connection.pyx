@@ -771,7 +771,7 @@ cdef class ClientConnection(Peer):
         return 0
 
     cdef void note_asked(self, const Entry *entry, Token reply, uint64_t shards) noexcept:
-        """Not where siblings get it in several frames, or from another account: their NONE is of one frame.
+        """Not where a sibling gets it in several frames, or from another account: NONE is of one frame.
 
         NONE does not say which of several requests with this subject and this reply it is for. Where all went to one
         sibling, that makes no difference. Else the earlier ones are forgotten: some of those who could have said NONE
@@ -779,7 +779,7 @@ cdef class ClientConnection(Peer):
         """
         cdef uint64_t request
         cdef uint32_t at, i
-        if entry.crosses or entry.n_choices > 1 or (not self.echoes and entry.n_choices and entry.remote):
+        if entry.crosses or (entry.n_choices and self.fanout.is_split):
             return
         if self.asked == NULL:
             self.asked = <Asked *>calloc(1, sizeof(Asked))

@@ -126,6 +126,9 @@ cdef class Fanout:
     cdef public object tracing
     cdef object trace
     cdef int from_shard                  # whose messages its link is delivering; ANY_SHARD: what is sent on, from any
+    # Whether a sibling got several frames of the last message with queue groups: another for plain subscriptions, or
+    # several for more groups than one frame names.
+    cdef bint is_split
     cdef uint64_t link_refused           # how often a link refused a frame: it is about to end
     cdef Sub **finished                  # subscriptions that reach their max in this delivery
     cdef uint32_t n_finished

@@ -456,6 +456,7 @@ cdef class Fanout:
         cdef int shard
         cdef uint64_t served = 0
         cdef Choice *choice
+        self.is_split = False
         for k in range(entry.n_choices):
             choice = &entry.choices[k]
             if choice.n_members == 0:
@@ -467,6 +468,7 @@ cdef class Fanout:
             if n_remote == MOST_QUEUES or (n_remote and name_bytes + choice.name.key.size > MOST_NAME_BYTES):
                 # More groups than one frame names: those so far get frames of their own, which serve no plain one.
                 outcome.touched |= self.send_choices(entry, publish, names, shards, n_remote, True)
+                self.is_split = True
                 n_remote = 0
                 name_bytes = 0
             name_bytes += choice.name.key.size
@@ -479,6 +481,7 @@ cdef class Fanout:
             if unlikely(publish.publisher != 0):   # those have got a QMSG
                 outcome.touched |= served
                 served &= <uint64_t>1 << GATEWAY_NUMBER
+                self.is_split = self.is_split or (outcome.touched & entry.remote & ~served) != 0
         if entry.remote & ~served:
             served |= self.deliver_remote(entry, publish, entry.remote & ~served)
         outcome.touched |= served

@@ -63,7 +63,7 @@ cdef class SiblingLink(OriginLink):
     cdef void look_if_slow(self, Sublist sublist, Entry *entry, bint is_slow) noexcept
     cdef int on_slow(self, RouteOp *op) except -1
     cdef int on_queue_end(self, RouteOp *op) except -1
-    cdef int note_nobody(self, Sublist sublist, RouteOp *op, int n_nobody, Fate fate) except -1
+    cdef int note_nobody(self, Sublist sublist, RouteOp *op, int n_nobody, list pending) except -1
     cdef int tell_nobody_of_run(self, const Publish *run) except -1
     cdef int on_nobody(self, RouteOp *op) except -1
     cdef int check_synchronised(self) except -1

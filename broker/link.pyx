@@ -301,7 +301,8 @@ cdef class SiblingLink(OriginLink):
         cdef Outcome outcome
         cdef bint is_reply, plainly = op.kind == ROUTE_MSG
         cdef int queue, n_nobody = 0
-        cdef Fate fate = FATE_NOBODY
+        cdef list pending = None
+        cdef Fate fate
         cdef Token shown = Token(NULL, 0)
         if size < total:
             self.needs = total
@@ -388,17 +389,21 @@ cdef class SiblingLink(OriginLink):
                     if fate == FATE_NOBODY:
                         self.reroutes.n_lost += 1
                         n_nobody += 1
+                    elif fate == FATE_PENDING:
+                        pending = [] if pending is None else pending
+                        pending.append(self.reroutes.last_id)
                 orphans >>= 1
                 queue += 1
             if unlikely(outcome.deliveries == 0) and op.reply.size and not op.is_across and not is_reply:
-                self.note_nobody(sublist, op, n_nobody, fate)
+                self.note_nobody(sublist, op, n_nobody, pending)
         self.deliveries += outcome.deliveries
         return total
 
-    cdef int note_nobody(self, Sublist sublist, RouteOp *op, int n_nobody, Fate fate) except -1:
+    cdef int note_nobody(self, Sublist sublist, RouteOp *op, int n_nobody, list pending) except -1:
         """A request that nobody has got here. If nobody takes it for its queue groups either, its sender is told.
 
-        Of a message whose publisher wants no echo, plain subscriptions have a frame of their own.
+        `pending`: the messages to groups whose fate is not known. Of a message whose publisher wants no echo, plain
+        subscriptions have a frame of their own. A frame for groups alone of any other is one of several (MOST_QUEUES).
         """
         cdef Entry *entry
         if self.fanout.onward is not None or self.shard == GATEWAY_NUMBER or self.fanout.trace is not None:
@@ -408,10 +413,10 @@ cdef class SiblingLink(OriginLink):
                                  hash_bytes(op.subject.at, op.subject.size, sublist.seed))
             if op.publisher == 0 or entry == NULL or entry.n_plain:
                 return 0
-        if n_nobody == op.n_queues:
+        if pending is not None:
+            self.reroutes.note_request(pending)
+        elif n_nobody == op.n_queues:
             self.tell_nobody(sublist, op.subject, op.reply)
-        elif op.n_queues == 1 and fate == FATE_PENDING:
-            self.reroutes.note_request()
         return 0
 
     cdef int tell_nobody(self, Sublist sublist, Token subject, Token reply) except -1:
@@ -484,6 +489,7 @@ cdef class SiblingLink(OriginLink):
         cdef uint64_t orphans
         cdef Publish message = run[0]
         cdef Outcome outcome
+        cdef bint has_plain = entry.n_plain != 0   # (what is sent on may end the entry)
         cdef Fate fate
         cdef uint32_t n = 0
         message.count = 1
@@ -498,6 +504,11 @@ cdef class SiblingLink(OriginLink):
                 outcome.deliveries += fate == FATE_TAKEN   # (to a member here)
                 if fate == FATE_NOBODY:
                     self.reroutes.n_lost += 1
+                if outcome.deliveries == 0 and message.reply.size and not has_plain:
+                    if fate == FATE_PENDING:
+                        self.reroutes.note_request([self.reroutes.last_id])
+                    else:
+                        self.tell_nobody(sublist, subject, message.reply)
             self.deliveries += outcome.deliveries
             n += 1
             if n == run.count or self.repeat.epoch != sublist.cache_epoch or not sublist.is_current(entry):

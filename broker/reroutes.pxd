@@ -70,7 +70,9 @@ cdef class Orphan:
     cdef uint64_t publisher              # as in Publish
     cdef uint32_t header_size
     cdef uint32_t size
-    cdef bint is_request                 # the sibling is told if nobody takes it: there is nobody else
+    # [how many of the messages to the groups of a request nobody has refused yet]: the sibling is told if nobody takes
+    # any of them, because nobody else has got it. None: it is not told.
+    cdef list request
     cdef bint has_gone_back              # to the shard that published it, because nobody was found
     cdef uint64_t visited                # shards that it has been on, a bit each
     cdef uint64_t been                   # CAME_IN, …, and slots of other servers where no member was found
@@ -127,8 +129,8 @@ cdef class Reroutes:
     # Finds a place for each message to a queue group in the output of a connection that is gone; `queues`: sid → group;
     # `publishers`: the number of a message, from 0 on, → the client that has published it and wants no echo.
     cdef int place_output(self, Sublist sublist, dict queues, bytes output, dict publishers) except -1
-    # The message that place() has just kept is a request that nobody else has got.
-    cdef int note_request(self) except -1
+    # These messages that place() has just kept are a request that nobody else has got.
+    cdef int note_request(self, list ids) except -1
     # QACK or QNAK came.
     cdef int settled(self, uint64_t id, bint is_taken) except -1
     cdef int conclude(self, Orphan orphan, bint is_taken) except -1

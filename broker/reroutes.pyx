@@ -159,8 +159,13 @@ cdef class Reroutes:
             origin.orphans.add(orphan.id)
         return fate
 
-    cdef int note_request(self) except -1:
-        (<Orphan>self.pending[self.last_id]).is_request = True
+    cdef int note_request(self, list ids) except -1:
+        cdef list request = [len(ids)]
+        cdef Orphan orphan
+        for id in ids:
+            orphan = self.pending.get(id)
+            if orphan is not None:   # (else it was taken: then nobody is told)
+                orphan.request = request
         return 0
 
     cdef int place_output(self, Sublist sublist, dict queues, bytes output, dict publishers) except -1:
@@ -492,7 +497,9 @@ cdef class Reroutes:
             orphan.origin.acknowledge(orphan.id_there, is_taken)
         elif not is_taken:
             self.n_lost += 1
-            if orphan.is_request and not orphan.origin.is_closing:
+            if orphan.request is not None:
+                orphan.request[0] -= 1
+            if orphan.request is not None and orphan.request[0] == 0 and not orphan.origin.is_closing:
                 orphan.origin.tell_nobody(orphan.sublist, Token(orphan.subject, len(orphan.subject)),
                                           Token(orphan.reply, len(orphan.reply)))
         if not orphan.origin.is_closing:

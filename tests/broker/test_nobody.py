@@ -233,3 +233,72 @@ def test_nobody_but_the_asker_is_told(make: Callable[..., Mesh]) -> None:
     mesh.settle()
     assert asker.take() == NOBODY
     assert other.take() == careless.take() == b""
+
+
+@pytest.mark.parametrize("connect", [NO_RESPONDERS, NO_ECHO], ids=["echo", "no echo"])
+@pytest.mark.parametrize("where", [(1, 1), (1, 2)], ids=["one sibling", "two siblings"])
+@pytest.mark.parametrize("has_plain", [False, True], ids=["groups", "and plain"])
+@pytest.mark.parametrize("served", ["", "q", "r", "plain"])
+def test_of_several_groups_and_plain_subscriptions_one_that_gets_it_is_enough(
+    make: Callable[..., Mesh], connect: bytes, where: tuple[int, int], has_plain: bool, served: str
+) -> None:
+    """All others have just had their max. Without echo a sibling hears of groups and of the rest in two frames.
+
+    (Numbers of clients are unique in a broker: the others are not the first of their shards, as the asker is.)
+    """
+    mesh = make(3, connect)
+    asker = asker_of(mesh)
+    for group, shard in zip(("q", "r"), where, strict=True):
+        client_of(mesh, shard, 1).feed(b"SUB a %s %s\r\n" % (group.encode(), group.encode()))
+        if group != served:
+            client_of(mesh, shard, 1).feed(b"UNSUB %s 1\r\n" % group.encode())
+    if has_plain:
+        client_of(mesh, where[0], 1).feed(b"SUB a 3\r\n" + b"UNSUB 3 1\r\n" * (served != "plain"))
+    mesh.settle()
+    asker.feed(b"PUB a 0\r\n\r\n" + b"PUB a inbox 1\r\n1\r\n" * 3 + b"PING\r\n")
+    mesh.settle()
+    is_served = served in ("q", "r") or (served == "plain" and has_plain)
+    is_split = connect == NO_ECHO and has_plain  # a known limit: two NONEs of one sibling are not told apart
+    assert asker.take() == (b"" if is_served or is_split else 3 * NOBODY) + b"PONG\r\n"
+
+
+@pytest.mark.parametrize("is_served", [False, True])
+def test_what_was_sent_on_to_several_groups_and_found_nobody(make: Callable[..., Mesh], is_served: bool) -> None:
+    """Of two groups both messages go on to a third shard, whose members have gone as well, or one of them."""
+    mesh = make(3)
+    asker, first, second = asker_of(mesh), client_of(mesh, 1), client_of(mesh, 2)
+    first.feed(b"SUB a q 1\r\nSUB a r 2\r\n")
+    mesh.settle()
+    asker.feed(b"PUB a inbox 1\r\n1\r\nPING\r\n")
+    second.feed(b"SUB a q 1\r\nSUB a r 2\r\n")
+    mesh.carry_all((2, 1))
+    first.close()
+    second.feed(b"UNSUB 1 1\r\n")
+    if not is_served:
+        second.close()
+    mesh.settle()
+    assert asker.take() == (b"" if is_served else NOBODY) + b"PONG\r\n"
+
+
+def test_more_groups_than_one_frame_names_are_never_said_to_be_nobody(make: Callable[..., Mesh]) -> None:
+    """They go in several frames, and one of them may have found somebody."""
+    mesh = make()
+    asker, responder = asker_of(mesh), client_of(mesh, 1)
+    n = 65
+    responder.feed(b"".join(b"SUB a q%d %d\r\n" % (group, group) for group in range(n)))
+    responder.feed(b"".join(b"UNSUB %d 1\r\n" % group for group in range(1, n)))
+    mesh.settle()
+    asker.feed(b"PUB a 0\r\n\r\nPUB a inbox 1\r\n1\r\nPING\r\n")
+    mesh.settle()
+    assert asker.take() == b"PONG\r\n"
+
+
+def test_a_request_of_who_wants_no_echo_that_is_repeated_word_for_word(make: Callable[..., Mesh]) -> None:
+    mesh = make(connect=NO_ECHO)
+    asker, responder = asker_of(mesh), client_of(mesh, 1, 1)
+    responder.feed(b"SUB a q 1\r\nUNSUB 1 2\r\n")
+    mesh.settle()
+    asker.feed(b"PUB a inbox 1\r\n1\r\n" * 6 + b"PING\r\n")
+    mesh.settle()
+    assert len(responder.messages()) == 2
+    assert asker.take() == 4 * NOBODY + b"PONG\r\n"
