@@ -489,7 +489,6 @@ cdef class SiblingLink(OriginLink):
         cdef uint64_t orphans
         cdef Publish message = run[0]
         cdef Outcome outcome
-        cdef bint has_plain = entry.n_plain != 0   # (what is sent on may end the entry)
         cdef Fate fate
         cdef uint32_t n = 0
         message.count = 1
@@ -504,11 +503,6 @@ cdef class SiblingLink(OriginLink):
                 outcome.deliveries += fate == FATE_TAKEN   # (to a member here)
                 if fate == FATE_NOBODY:
                     self.reroutes.n_lost += 1
-                if outcome.deliveries == 0 and message.reply.size and not has_plain:
-                    if fate == FATE_PENDING:
-                        self.reroutes.note_request([self.reroutes.last_id])
-                    else:
-                        self.tell_nobody(sublist, subject, message.reply)
             self.deliveries += outcome.deliveries
             n += 1
             if n == run.count or self.repeat.epoch != sublist.cache_epoch or not sublist.is_current(entry):
