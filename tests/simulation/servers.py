@@ -1022,6 +1022,8 @@ class Servers:
         """Whether all who are there for it must get it: also what its client published before a link broke."""
         if message.at == NEVER or message.is_denied or message.is_lost_outside or not message.is_promised:
             return False
+        if message.is_only:  # traced, and for nobody
+            return False
         return not self.has_link_broken or message.acked_at != NEVER  # (else its client is closed)
 
     def check_heard(self, server: Server) -> None:
@@ -1092,7 +1094,7 @@ class Servers:
                         )
                         assert is_known, f"client {client} has its PONG, and another server does not know {sub}"
             for message in messages:
-                if message.at == NEVER or message.is_denied or message.is_lost_outside:
+                if message.at == NEVER or message.is_denied or message.is_lost_outside or message.is_only:
                     continue
                 if is_leaving:
                     self.check_promised(door, message)

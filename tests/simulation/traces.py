@@ -97,7 +97,7 @@ class Traces:
             if message.number in sub.got:
                 key = sub.client, sub.pattern, sub.queue
                 got[key] += 1
-                if not sub.queue and sub.account == message.account:
+                if not sub.queue and sub.account == message.account and not sub.is_outside:
                     plainly.add(key)
         if message.is_only:
             assert not got, f"{message} came to {got}"
