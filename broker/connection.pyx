@@ -20,13 +20,13 @@ from gnatswarm.broker.parser cimport (
 from gnatswarm.broker.allowance cimport Allowance
 from gnatswarm.broker.peer cimport HOLD_ENDING, HOLD_FENCE, HOLD_LOGIN, HOLD_RATE, HOLD_STALL
 from gnatswarm.broker.permissions cimport Permissions
-from gnatswarm.broker.repeat cimport MOST_DELIVERED, Repeat, repeat_remember, repeat_run
+from gnatswarm.broker.repeat cimport Repeat, repeat_remember, repeat_run
 from gnatswarm.broker.subject cimport SUBJECT_BAD, is_publishable, subject_kind
 from gnatswarm.broker.interest cimport NODE_LITERAL, SUB_FORMER, QueueName, node_key, take_marked
 from gnatswarm.broker.tally cimport FOLDED_AS, FOLDED_SIZE, folded_as
 from gnatswarm.broker.table cimport (
     MOST_KEY_BYTES, slot_item, table_find, table_free, table_init, table_insert, table_remove)
-from gnatswarm.broker.fanout cimport ORIGIN_CLIENT, Outcome, add_outcome, fits_line, no_outcome
+from gnatswarm.broker.fanout cimport MOST_DELIVERED, ORIGIN_CLIENT, Outcome, add_outcome, fits_line, no_outcome
 from gnatswarm.broker.shadows cimport Shadows
 from gnatswarm.broker.sublist cimport MOST_MATCHING, count_steps, match_steps
 from gnatswarm.broker.entry cimport extras_of

@@ -46,6 +46,18 @@ ctypedef struct Publish:
     Blob *blob                # what the tail lies in, where it is big; NULL: copy it
     uint64_t publisher        # cid of a client that wants no echo: it gets this from no shard; 0: it may go to anybody
 
+
+cdef enum:
+    # A run is scanned and then copied: this many bytes stay in the L1 cache between the two. And a publisher waits for
+    # who is behind after a run. (A run of large messages may be longer where it is not copied: outbuf.pxd. Those that
+    # may become a blob are none.)
+    MOST_RUN_BYTES = 16384
+    # Deliveries of one client's or sibling's messages in a turn, of 20 to 40 ns each, and of a run to so many
+    # subscriptions; one message goes to any number.
+    MOST_DELIVERED = 100000
+    MANY_TARGETS = 64
+
+
 # The result of delivering a message, or a whole run. The caller begins with no_outcome(); deliveries add to it.
 ctypedef struct Outcome:
     uint64_t touched          # siblings that it was sent to, taken or not

@@ -15,7 +15,6 @@ from gnatswarm.broker.outbuf cimport (
 from gnatswarm.broker.peer cimport Peer
 from gnatswarm.broker.entry cimport choice_named, is_foreign
 from gnatswarm.broker.interest cimport GATEWAY_NUMBER, NO_MAX
-from gnatswarm.broker.repeat cimport MANY_TARGETS, MOST_DELIVERED, MOST_RUN_BYTES
 from gnatswarm.broker.sublist cimport width_bucket
 from gnatswarm.broker.word cimport SLACK, copy_run, decimal, likely, unlikely
 

@@ -17,7 +17,7 @@ from gnatswarm.broker.outbuf cimport (
     out_init, out_mark_dirty, out_release, out_reserve)
 from gnatswarm.broker.parser cimport Token
 from gnatswarm.broker.peer cimport HOLD_REST, Peer
-from gnatswarm.broker.repeat cimport MOST_DELIVERED, repeat_remember, repeat_run
+from gnatswarm.broker.repeat cimport repeat_remember, repeat_run
 from gnatswarm.broker.reroutes cimport CAME_IN, FATE_NOBODY, FATE_PENDING, FATE_TAKEN, Fate
 from gnatswarm.broker.routewire cimport (
     ROUTE_ASK, ROUTE_ASK_MARK, ROUTE_CONNECT, ROUTE_DROP, ROUTE_DUE, ROUTE_GOES, ROUTE_INFO, ROUTE_MARK, ROUTE_MORE,
@@ -28,7 +28,7 @@ from gnatswarm.broker.subject cimport SUBJECT_BAD, subject_kind
 from gnatswarm.broker.sublist cimport MOST_MATCHING, PREFIX_BYTES, count_steps, match_steps
 from gnatswarm.broker.table cimport MOST_KEY_BYTES
 from gnatswarm.broker.fanout cimport (
-    ORIGIN_SIBLING, ORIGIN_SIBLING_ACCOUNT, PLAINLY, Outcome, Publish, no_outcome)
+    MOST_DELIVERED, ORIGIN_SIBLING, ORIGIN_SIBLING_ACCOUNT, PLAINLY, Outcome, Publish, no_outcome)
 from gnatswarm.broker.entry cimport extras_of, renamed_entry
 from gnatswarm.broker.traced cimport give_traced_here, is_under_trace, untraced
 from gnatswarm.broker.word cimport hash_bytes, likely, unlikely

@@ -7,7 +7,7 @@
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc
 
-from gnatswarm.broker.fanout cimport Fanout, Origin, Publish
+from gnatswarm.broker.fanout cimport MANY_TARGETS, MOST_RUN_BYTES, Fanout, Origin, Publish
 from gnatswarm.broker.entry cimport Entry
 from gnatswarm.broker.sublist cimport Sublist
 from gnatswarm.broker.word cimport copy_bytes, same_bytes, unlikely
@@ -15,14 +15,6 @@ from gnatswarm.broker.word cimport copy_bytes, same_bytes, unlikely
 cdef enum:
     # The longest line worth remembering: verb, a subject of some 100 bytes, reply, size.
     MOST_REPEAT_BYTES = 192
-    # A run is scanned and then copied: this many bytes stay in the L1 cache between the two. And a publisher waits for
-    # who is behind after a run. (A run of large messages may be longer where it is not copied: outbuf.pxd. Those that
-    # may become a blob are none.)
-    MOST_RUN_BYTES = 16384
-    # Deliveries of one client's or sibling's messages in a turn, of 20 to 40 ns each, and of a run to so many
-    # subscriptions; one message goes to any number.
-    MOST_DELIVERED = 100000
-    MANY_TARGETS = 64
     # After this many lines in a row without a repetition, only every 16th is stored.
     MISSES_TO_GIVE_UP = 16
 
