@@ -161,8 +161,9 @@ cdef class Fanout:
     cdef readonly uint64_t link_out_msgs
     cdef readonly uint64_t link_in_msgs
 
-    # How many of `size` bytes a run of messages of `total` bytes may have.
-    cdef size_t longest_run(self, const Entry *entry, size_t total, size_t size) noexcept
+    # How many messages of `total` bytes at p begin with this line, in one run. The first does, and is whole.
+    cdef uint32_t run_at(self, const Entry *entry, const uint8_t *line, size_t line_size, size_t total,
+                         const uint8_t *p, const uint8_t *end) noexcept
     # Whether a run of large messages may be as long as it was read: one peer alone gets it, has no other output, and is
     # not behind when it takes none of it.
     cdef bint takes_long_run(self, const Entry *entry) noexcept

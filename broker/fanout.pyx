@@ -16,7 +16,7 @@ from gnatswarm.broker.peer cimport Peer
 from gnatswarm.broker.entry cimport choice_named, is_foreign
 from gnatswarm.broker.interest cimport GATEWAY_NUMBER, NO_MAX
 from gnatswarm.broker.sublist cimport width_bucket
-from gnatswarm.broker.word cimport SLACK, copy_run, decimal, likely, unlikely
+from gnatswarm.broker.word cimport SLACK, copy_run, decimal, likely, same_bytes, unlikely
 
 
 cdef enum:
@@ -614,14 +614,20 @@ cdef class Fanout:
             done |= bit
         return done
 
-    cdef size_t longest_run(self, const Entry *entry, size_t total, size_t size) noexcept:
-        cdef uint32_t n_targets = entry.n_plain + entry.n_choices
-        if size > MOST_RUN_BYTES and (total < self.box.large_stride or total >= BLOB_BYTES
-                                      or not self.takes_long_run(entry)):
-            size = MOST_RUN_BYTES
-        if n_targets > MANY_TARGETS:
-            size = min(size, total * (MOST_DELIVERED // n_targets + 1))
-        return size
+    cdef uint32_t run_at(self, const Entry *entry, const uint8_t *line, size_t line_size, size_t total,
+                         const uint8_t *p, const uint8_t *end) noexcept:
+        cdef uint32_t n = 0, n_targets = entry.n_plain + entry.n_choices
+        if end - p > MOST_RUN_BYTES and (total < self.box.large_stride or total >= BLOB_BYTES
+                                         or not self.takes_long_run(entry)):
+            end = p + MOST_RUN_BYTES
+        if unlikely(n_targets > MANY_TARGETS):
+            end = min(end, p + total * (MOST_DELIVERED // n_targets + 1))
+        while True:
+            n += 1
+            p += total
+            if <size_t>(end - p) < total or end < p or not same_bytes(p, line, line_size) \
+                    or p[total - 2] != c'\r' or p[total - 1] != c'\n':
+                return n
 
     cdef bint takes_long_run(self, const Entry *entry) noexcept:
         cdef uint64_t left = entry.remote

@@ -7,10 +7,10 @@
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc
 
-from gnatswarm.broker.fanout cimport MANY_TARGETS, MOST_RUN_BYTES, Fanout, Origin, Publish
+from gnatswarm.broker.fanout cimport Fanout, Origin, Publish
 from gnatswarm.broker.entry cimport Entry
 from gnatswarm.broker.sublist cimport Sublist
-from gnatswarm.broker.word cimport copy_bytes, same_bytes, unlikely
+from gnatswarm.broker.word cimport copy_bytes, same_bytes
 
 cdef enum:
     # The longest line worth remembering: verb, a subject of some 100 bytes, reply, size.
@@ -41,19 +41,13 @@ cdef inline bint repeats_at(const Repeat *repeat, const uint8_t *p) noexcept nog
 cdef inline uint32_t repeat_run(Repeat *repeat, Sublist sublist, Fanout fanout, const uint8_t *p, const uint8_t *end,
                                 Origin origin, Publish *message) noexcept:
     """The number of messages at p that repeat the stored line; `message` is set to all of them."""
-    cdef uint32_t n = 0
-    cdef const uint8_t *at = p
+    cdef uint32_t n
     if repeat == NULL or repeat.line_size == 0 or <size_t>(end - p) < repeat.total \
             or not repeats_at(repeat, p) or repeat.epoch != sublist.cache_epoch \
             or not sublist.is_current(repeat.entry):
         return 0
-    if end - p > MOST_RUN_BYTES or unlikely(repeat.entry.n_plain + repeat.entry.n_choices > MANY_TARGETS):
-        end = p + fanout.longest_run(repeat.entry, repeat.total, end - p)   # (a call: this function is to stay inline)
-    while True:
-        n += 1
-        at += repeat.total
-        if <size_t>(end - at) < repeat.total or end < at or not repeats_at(repeat, at):
-            break
+    # (A call, so that this function stays inline, and most lines cost little that do not repeat.)
+    n = fanout.run_at(repeat.entry, repeat.line, repeat.line_size, repeat.total, p, end)
     repeat.misses = 0
     message.origin = origin
     message.publisher = 0
