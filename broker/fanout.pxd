@@ -9,6 +9,7 @@ from gnatswarm.broker.parser cimport Token
 from gnatswarm.broker.interest cimport MOST_SHARDS, Interest, QueueGroup, QueueName, Sub
 from gnatswarm.broker.entry cimport Choice, Entry, Target
 from gnatswarm.broker.sublist cimport Sublist
+from gnatswarm.broker.word cimport same_bytes
 
 cdef enum:
     ANY_SHARD = 64            # Fanout.from_shard
@@ -56,6 +57,11 @@ cdef enum:
     # subscriptions; one message goes to any number.
     MOST_DELIVERED = 100000
     MANY_TARGETS = 64
+
+
+# Is at p, which has `total` bytes, this line with a complete payload?
+cdef inline bint line_stands_at(const uint8_t *line, size_t line_size, size_t total, const uint8_t *p) noexcept nogil:
+    return same_bytes(p, line, line_size) and p[total - 2] == c'\r' and p[total - 1] == c'\n'
 
 
 # The result of delivering a message, or a whole run. The caller begins with no_outcome(); deliveries add to it.

@@ -16,7 +16,7 @@ from gnatswarm.broker.peer cimport Peer
 from gnatswarm.broker.entry cimport choice_named, is_foreign
 from gnatswarm.broker.interest cimport GATEWAY_NUMBER, NO_MAX
 from gnatswarm.broker.sublist cimport width_bucket
-from gnatswarm.broker.word cimport SLACK, copy_run, decimal, likely, same_bytes, unlikely
+from gnatswarm.broker.word cimport SLACK, copy_run, decimal, likely, unlikely
 
 
 cdef enum:
@@ -625,8 +625,7 @@ cdef class Fanout:
         while True:
             n += 1
             p += total
-            if <size_t>(end - p) < total or end < p or not same_bytes(p, line, line_size) \
-                    or p[total - 2] != c'\r' or p[total - 1] != c'\n':
+            if <size_t>(end - p) < total or end < p or not line_stands_at(line, line_size, total, p):
                 return n
 
     cdef bint takes_long_run(self, const Entry *entry) noexcept:

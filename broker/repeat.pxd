@@ -2,15 +2,15 @@
 #
 # Publishers use few subjects and few sizes, so the next line is most often the same as the last, and the read buffer
 # most often has a run of them. The line, its match result and its sizes are stored per client or link, and a run goes
-# to fan-out as one Publish. Used by connection.pyx and link.pyx.
+# to fan-out as one Publish. Used by connection.pyx, link.pyx and serverlink.pyx.
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc
 
-from gnatswarm.broker.fanout cimport Fanout, Origin, Publish
+from gnatswarm.broker.fanout cimport Fanout, Origin, Publish, line_stands_at
 from gnatswarm.broker.entry cimport Entry
 from gnatswarm.broker.sublist cimport Sublist
-from gnatswarm.broker.word cimport copy_bytes, same_bytes
+from gnatswarm.broker.word cimport copy_bytes
 
 cdef enum:
     # The longest line worth remembering: verb, a subject of some 100 bytes, reply, size.
@@ -32,19 +32,13 @@ ctypedef struct Repeat:
     uint8_t line[MOST_REPEAT_BYTES + 64]
 
 
-cdef inline bint repeats_at(const Repeat *repeat, const uint8_t *p) noexcept nogil:
-    """Are the stored line and a complete payload at p (which has repeat.total bytes)?"""
-    return same_bytes(p, repeat.line, repeat.line_size) and p[repeat.total - 2] == c'\r' \
-        and p[repeat.total - 1] == c'\n'
-
-
 cdef inline uint32_t repeat_run(Repeat *repeat, Sublist sublist, Fanout fanout, const uint8_t *p, const uint8_t *end,
                                 Origin origin, Publish *message) noexcept:
     """The number of messages at p that repeat the stored line; `message` is set to all of them."""
     cdef uint32_t n
     if repeat == NULL or repeat.line_size == 0 or <size_t>(end - p) < repeat.total \
-            or not repeats_at(repeat, p) or repeat.epoch != sublist.cache_epoch \
-            or not sublist.is_current(repeat.entry):
+            or not line_stands_at(repeat.line, repeat.line_size, repeat.total, p) \
+            or repeat.epoch != sublist.cache_epoch or not sublist.is_current(repeat.entry):
         return 0
     # (A call, so that this function stays inline, and most lines cost little that do not repeat.)
     n = fanout.run_at(repeat.entry, repeat.line, repeat.line_size, repeat.total, p, end)

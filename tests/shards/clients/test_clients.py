@@ -333,6 +333,14 @@ async def test_clients_that_have_python_asked_again_and_again_take_turns(monkeyp
         house.close()
 
 
+async def who_hear_news(house: OneShard, n: int) -> list[Client]:
+    clients = [house.connect() for _ in range(n)]
+    for client in clients:
+        await client.wait(b"}")
+        await client.talk(b'CONNECT {"verbose":false,"protocol":1}\r\nPING\r\n')
+    return clients
+
+
 async def test_news_of_the_cluster_are_told_in_turns_and_each_client_hears_the_newest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -341,10 +349,7 @@ async def test_news_of_the_cluster_are_told_in_turns_and_each_client_hears_the_n
     house = OneShard(Options())
     shard = house.shard
     try:
-        clients = [house.connect() for _ in range(7)]
-        for client in clients:
-            await client.wait(b"}")
-            await client.talk(b'CONNECT {"verbose":false,"protocol":1}\r\nPING\r\n')
+        clients = await who_hear_news(house, 7)
         shard.on_cluster_news(ClusterNews(name="c", own_urls=["a:1"], urls=["b:1"]))
         told = [session for session in shard.clients.open.values() if session not in shard.clients._untold]
         assert len(told) == 2
@@ -363,10 +368,7 @@ async def test_who_is_to_go_hears_so_though_other_news_come_before_its_turn(monk
     house = OneShard(Options())
     shard = house.shard
     try:
-        clients = [house.connect() for _ in range(3)]
-        for client in clients:
-            await client.wait(b"}")
-            await client.talk(b'CONNECT {"verbose":false,"protocol":1}\r\nPING\r\n')
+        clients = await who_hear_news(house, 3)
         for session in shard.clients.open.values():
             session.relay = "gone"
         shard.clients.announce_end_of_relays(["gone"])
@@ -384,10 +386,7 @@ async def test_who_is_closed_before_its_turn_hears_the_news_first(monkeypatch: p
     house = OneShard(Options())
     shard = house.shard
     try:
-        clients = [house.connect() for _ in range(4)]
-        for client in clients:
-            await client.wait(b"}")
-            await client.talk(b'CONNECT {"verbose":false,"protocol":1}\r\nPING\r\n')
+        clients = await who_hear_news(house, 4)
         *_, closed = shard.clients.open.values()
         shard.clients.announce_departure()
         assert len(shard.clients._untold) == 3
