@@ -396,11 +396,12 @@ class _Connection:
 
     def __init__(self, login: Login, first_words: bytes) -> None:
         self._to_send: collections.deque[bytes] = collections.deque()
-        self._woken, self._waker = socket.socketpair()
         self._is_closing = False
-        self._sock: socket.socket | ssl.SSLSocket = socket.create_connection((login.host, login.port), DEADLINE_S)
         self._buffer = b""
+        self._sock: socket.socket | ssl.SSLSocket = socket.create_connection((login.host, login.port), DEADLINE_S)
+        self._ends: tuple[socket.socket, ...] = ()
         try:
+            self._ends = self._woken, self._waker = socket.socketpair()
             self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if login.tls is not None and login.tls_first:
                 self._sock = login.tls.wrap_socket(self._sock, server_hostname=login.tls_hostname)
@@ -440,7 +441,7 @@ class _Connection:
 
     def release(self) -> None:
         """Release the resources; called when no thread reads."""
-        for sock in (self._sock, self._woken, self._waker):
+        for sock in (self._sock, *self._ends):
             sock.close()
 
     def read(self) -> Iterator[Message | bytes]:

@@ -5,6 +5,7 @@ Read from /proc; Linux only. A process belongs to a server if it descends from i
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterable
@@ -49,15 +50,19 @@ def listening_pids(port: int) -> list[int]:
             if words[3] == _LISTEN and int(words[1].rpartition(":")[2], 16) == port:
                 inodes.add(f"socket:[{words[9]}]")
     found = []
-    for entry in os.scandir(PROC):
-        if not entry.name.isdigit():
+    for name in os.listdir(PROC):
+        if not name.isdigit():
             continue
+        directory = PROC / name / "fd"
         try:
-            links = [os.readlink(one.path) for one in os.scandir(f"{entry.path}/fd")]
+            descriptors = os.listdir(directory)
         except OSError:
             continue
-        if inodes.intersection(links):
-            found.append(int(entry.name))
+        for descriptor in descriptors:
+            with contextlib.suppress(OSError):  # closed meanwhile
+                if os.readlink(directory / descriptor) in inodes:
+                    found.append(int(name))
+                    break
     return sorted(found)
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import socket
 import ssl
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +15,7 @@ import nats
 import pytest
 
 import gnatswarm
-from gnatswarm.capture import near_misses
+from gnatswarm.capture import Capture, Login, near_misses
 from tests.support.authority import Authority
 from tests.support.servers import KINDS, Broker
 
@@ -246,6 +249,17 @@ def test_the_brokers_refusal_is_in_the_error(broker):
         closed.capture("a")
     with pytest.raises(gnatswarm.CaptureError, match="cannot connect to"):
         closed.capture("a")
+
+
+def test_attempts_to_connect_leave_nothing_open():
+    """A capture dials again, many times a second, until the broker is back: with -W error each was a warning."""
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        port = unused.getsockname()[1]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ResourceWarning)
+        with pytest.raises(gnatswarm.CaptureError, match="cannot connect to"):
+            Capture(Login("127.0.0.1", port), "a")
+        gc.collect()
 
 
 def test_a_broker_that_goes_ends_it(broker):

@@ -102,6 +102,7 @@ async def test_connections_are_stalled_delayed_and_cut_and_others_are_not(broker
         assert [one.subject for one in await direct.messages(1)] == ["b"]
         chaos.cut()
         await client.wait_closed()
+        client.close()
         again = await connected(port)
         await again.talk("PING\r\n", expect="PONG\r\n")
         again.close()

@@ -7,6 +7,7 @@ feature. Called by the command line only.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import json
@@ -328,9 +329,13 @@ def _running(_options: Options) -> Finding:
 def listening_ports(pid: int) -> set[int]:
     """The TCP ports on which this process of ours listens, from /proc: this also finds a broker that hangs."""
     try:
-        targets = [os.readlink(entry.path) for entry in os.scandir(f"/proc/{pid}/fd")]
+        names = os.listdir(f"/proc/{pid}/fd")
     except OSError:  # ended meanwhile, or another user's
         return set()
+    targets = []
+    for name in names:
+        with contextlib.suppress(OSError):  # closed meanwhile
+            targets.append(os.readlink(f"/proc/{pid}/fd/{name}"))
     inodes = {target[len("socket:[") : -1] for target in targets if target.startswith("socket:[")}
     ports = set()
     for table in ("tcp", "tcp6"):

@@ -163,10 +163,14 @@ class NotOffered(BrokerFailed):
 
 
 class Log:
-    """The lines a process wrote to a pipe so far; a thread reads them, so a full pipe never stops the process."""
+    """The lines a process wrote to a pipe so far; a thread reads them, so a full pipe never stops the process.
+
+    It takes the pipe over: `stream` is closed.
+    """
 
     def __init__(self, stream: IO[bytes]) -> None:
-        self._fd = os.dup(stream.fileno())
+        with stream:
+            self._fd = os.dup(stream.fileno())
         self._changed = threading.Condition()
         self._lines: list[str] = []
         self._rest = b""  # of a line
@@ -418,8 +422,6 @@ class Broker:
             self._process.wait()
             if self._log is not None:
                 self._log.join()
-            if self._process.stderr is not None:
-                self._process.stderr.close()
         if self.directory is not None:
             shutil.rmtree(self.directory, ignore_errors=True)
 

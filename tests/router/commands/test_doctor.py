@@ -248,3 +248,10 @@ def test_one_port_for_two_is_not_called_free(tmp_path: Path) -> None:
     done = run("--json", "-c", str(config))
     assert checks(done)["configuration"]["result"] == FAIL
     assert done.returncode == 1
+
+
+def test_the_ports_of_a_process_that_closes_something_meanwhile_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        real = os.listdir
+        monkeypatch.setattr(os, "listdir", lambda path: ["1000000", *real(path)])
+        assert listener.getsockname()[1] in doctor.listening_ports(os.getpid())

@@ -179,11 +179,10 @@ def test_systemds_own_activation_starts_the_broker_with_its_first_client(tmp_pat
         port = probe.getsockname()[1]
     command = [sys.executable, "-P", "-m", "gnatswarm", "--shards", "2", "--no-stats"]
     environment = [f"-E{name}={os.environ[name]}" for name in ("PYTHONPATH", "TMPDIR", "HOME") if name in os.environ]
-    process = subprocess.Popen(
-        [activate, *environment, "-l", f"127.0.0.1:{port}", *command],
-        stdout=subprocess.DEVNULL,
-        stderr=(tmp_path / "log").open("wb"),
-    )
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [activate, *environment, "-l", f"127.0.0.1:{port}", *command], stdout=subprocess.DEVNULL, stderr=log
+        )
     try:
         wait_until(lambda: "Listening on" in (tmp_path / "log").read_text(), "systemd-socket-activate listens")
         assert shard_of(port) in (0, 1)  # it has execed the broker, in its own place

@@ -179,12 +179,13 @@ def start(manager: Manager, tmp_path: Path, config: str = "", *, watchdog_us: in
     environment = {**os.environ, "NOTIFY_SOCKET": str(manager.path)}
     if watchdog_us:
         environment["WATCHDOG_USEC"] = str(watchdog_us)
-    return subprocess.Popen(
-        [sys.executable, "-P", "-m", "gnatswarm", "-a", "127.0.0.1", "-p", "-1", "-c", str(file), "--shards", "2"],
-        env=environment,
-        stdout=subprocess.DEVNULL,
-        stderr=(tmp_path / "log").open("wb"),
-    )
+    with (tmp_path / "log").open("wb") as log:
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", "gnatswarm", "-a", "127.0.0.1", "-p", "-1", "-c", str(file), "--shards", "2"],
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=log,
+        )
 
 
 @pytest.fixture
