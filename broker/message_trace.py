@@ -52,8 +52,13 @@ def headers_of(block: bytes) -> Headers:
 
 def with_line(block: bytes, name: bytes, value: bytes) -> bytes:
     """A header block with this field alone of that name, at its end."""
+    return without_line(block, name)[:-2] + b"%b: %b\r\n\r\n" % (name, value)
+
+
+def without_line(block: bytes, name: bytes) -> bytes:
+    """A header block without the fields of that name."""
     lines = [line for line in block[len(FIRST_LINE) :].split(b"\r\n") if line and not line.startswith(name + b":")]
-    return FIRST_LINE + b"".join(line + b"\r\n" for line in lines) + b"%b: %b\r\n\r\n" % (name, value)
+    return FIRST_LINE + b"".join(line + b"\r\n" for line in lines) + b"\r\n"
 
 
 def may_lead_somewhere(block: bytes) -> bool:

@@ -74,6 +74,7 @@ class Gateway:
         self.exchange = Exchange(mesh, fence)
         self.exchange.set_own_id(server_id)
         self.exchange.rest_with(Rests(reactor).rest)
+        self.exchange.is_traced = options.is_like_newer and options.headers
         self._mesh = mesh
         self._configure_accounts()
         self._routes: Routes | None = None

@@ -1344,6 +1344,35 @@ def test_a_server_is_told_who_wants_no_echo_of_what_is_traced_too(*, has_plain: 
     cluster.close()
 
 
+@pytest.mark.parametrize("kind", ["route", "leaf", "hub"])
+@pytest.mark.parametrize("only", [b"", b"Nats-Trace-Only: true\r\n"], ids=["delivered", "only traced"])
+def test_what_another_server_says_is_traced_is_not_where_it_is_sent_on(
+    kind: Literal["route", "leaf", "hub"], only: bytes
+):
+    """Its header says that somebody traces it already; it comes to a shard whose member of the group has just gone."""
+    cluster = Members(1, fenced=False)
+    told = Told()
+    for engine in (cluster.members[0].mesh.engines[shard] for shard in (0, 1)):
+        assert engine.probe.mesh is not None
+        engine.probe.fanout.tracing = MessageTracing(Options(), engine.probe.mesh, told, {})  # type: ignore[arg-type]
+    cluster.members[0].exchange.is_traced = True
+    goes, _, stays, _ = cluster.members[0].clients
+    for client in (goes, stays):
+        client.feed(b"SUB a q 1\r\n")
+    end = server(cluster, kind)
+    account = b"$G " if kind == "route" else b""
+    for number in range(20):  # (runs, too)
+        header = b"NATS/1.0\r\nNats-Trace-Dest: t\r\nNats-Trace-Hop: 7\r\n%b\r\n" % only
+        words = b"HMSG %ba | q %d %d\r\n%b%02d\r\n"
+        end.engine.probe.feed(end.socket, words % (account, len(header), len(header) + 2, header, number))
+    goes.close()
+    cluster.settle()
+    assert {payload for _, payload in stays.messages()} == {b"%02d" % number for number in range(20)}
+    assert not told.documents
+    end.link.leave()
+    cluster.close()
+
+
 @pytest.mark.parametrize("far", [1, 2])
 def test_what_members_send_on_does_not_come_back_to_who_wants_no_echo(far: int):
     """It went to a member that has just gone there, and from there on, perhaps by another member."""

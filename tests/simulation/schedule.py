@@ -161,7 +161,7 @@ SHARE_LOCAL = 0.1
 # Requests have inboxes of their own, which end by a max; some clients know no headers: drawn apart, of all worlds.
 MODEST = "modest"
 SHARE_MODEST = 0.2
-# The headers of some messages ask for a trace: drawn apart, of worlds without other servers.
+# The headers of some messages ask for a trace: drawn apart, of all worlds.
 TRACED = "traced"
 SHARE_TRACED = 0.2
 # Payloads, control lines, names and numbers of subscriptions are as large as they may be, and larger by one: drawn
@@ -334,8 +334,9 @@ def drawn(seed: int) -> Schedule:
         schedule = replace(schedule, features=(*schedule.features, NO_ECHO))
     schedule = with_own_steps(seed, with_anew(seed, schedule), MODEST, SHARE_MODEST, ("ask", "ask", "answer", "settle"))
     schedule = with_own_steps(seed, schedule, VERBOSE, SHARE_VERBOSE, ("odd", "pub", "ping"))
-    if not schedule.has("servers"):
-        schedule = with_own_steps(seed, schedule, TRACED, SHARE_TRACED, ("pub", "pub", "volley", "desert", "gather"))
+    outside = ("there", "over") if schedule.has("servers") else ()
+    traced = ("pub", "pub", "volley", "desert", "gather", *outside)
+    schedule = with_own_steps(seed, schedule, TRACED, SHARE_TRACED, traced)
     if not schedule.has("servers") and not schedule.has("slow"):
         schedule = with_own_steps(seed, schedule, BOUNDS, SHARE_BOUNDS, ("exceed", "pub", "pub", "sub", "desert"))
     schedule = with_own_steps(seed, schedule, LOCAL, SHARE_LOCAL, ())

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from gnatswarm.broker.exchange import Exchange
 from gnatswarm.broker.fence import MeshFence
+from gnatswarm.broker.message_trace import DISABLED
 from gnatswarm.broker.options import GLOBAL_ACCOUNT
 from gnatswarm.broker.options import Permissions as PermissionOptions
 from gnatswarm.broker.permissions import Permissions
@@ -25,6 +26,7 @@ from gnatswarm.broker.serverlink import ServerLink
 from gnatswarm.shards.gateway.leaving import Leaving
 from tests.simulation.history import NEVER, Message, Subscription
 from tests.simulation.tenants import LATE_ACCOUNT, RIGHTS, View, covers, is_kept_out, matches, may_publish
+from tests.simulation.traces import header_from_outside, lines_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -80,6 +82,7 @@ class Gateway:
         self.exchange = Exchange(probe.mesh, probe.fence)
         self.exchange.set_own_id(OWN_ID)
         self.exchange.fence.is_on = is_fenced
+        self.exchange.is_traced = True
         self._resting: list[Resting] = []
         if rests:
             self.exchange.rest_with(self._rest, 0, 0)
@@ -390,18 +393,20 @@ class Server:
 
     # ---- what it tells
 
-    def send(self, verb: str, account: str, words: str, body: bytes = b"") -> None:
+    def send(self, verb: str, account: str, words: str, body: bytes = b"", header_size: int = 0) -> None:
         if self.door is None:
             return
+        if header_size:
+            words = f"{words.rpartition(' ')[0]} {header_size} {words.rpartition(' ')[2]}"
         if self.kind == "leaf":
-            verb = "L" + verb
+            verb = "H" + verb if header_size else "L" + verb
         elif not self.origin:
-            verb, words = "R" + verb, f"{account} {words}"
+            verb, words = "H" + verb if header_size else "R" + verb, f"{account} {words}"
         else:
             # (LS- of 2.9 has two blanks in the place of the origin)
             name = " " if verb == "S-" and self.says == LNOC else self.origin
             verb, words = "L" + verb, f"{name} {account} {words}".replace("   ", "  ")
-            if body:
+            if body and not header_size:
                 words = f"{words.rpartition(' ')[0]} 0 {words.rpartition(' ')[2]}"
         self.door.out += f"{verb} {words}\r\n".encode() + body
 
@@ -549,6 +554,7 @@ class Server:
             assert been.split(",")[0] in (OWN_ID, "-"), been
             self.servers.seen["queue message sent on, for its groups alone"] += 1
         message = self.servers.messages[number]
+        self.check_header(message, body[:header_size])
         is_answer = message.subject.startswith("_R_")  # (what it is for its asker comes under another subject)
         if queues and message.is_echoless and self.takes_only_queues and not is_answer:
             # (what was detached does not say so)
@@ -604,6 +610,15 @@ class Server:
         if reply:
             self.to_answer.append((reply, number))
 
+    def check_header(self, message: Message, header: bytes) -> None:
+        """It has the header with which it was published, but for who traces it: that is told to no other server."""
+        is_whole = not message.is_traced and not message.subject.startswith("_R_")
+        lines = [lines_of(one, with_destination=is_whole) for one in (header, message.header)]
+        assert lines[0] == lines[1], f"{message} came to another server with {header!r}"
+        if message.is_traced:
+            assert DISABLED in header and not message.is_only, f"{message}: another server may trace {header!r}"
+            self.servers.seen["traced message to another server"] += 1
+
     def on_answer(self, message: Message, number: int) -> None:
         """To a request of its user to another account, for which it has made up the reply subject: the first one."""
         assert message.answers == number, f"{message} came as the answer to {number}"
@@ -617,8 +632,12 @@ class Server:
 class Servers:
     """All other servers of one world."""
 
-    def __init__(self, swarm: Swarm, seed: int, history: History, *, grows: bool) -> None:
-        """`grows`: the user of a member is in an account that our broker does not know yet."""
+    def __init__(self, swarm: Swarm, seed: int, history: History, *, grows: bool, is_traced: bool) -> None:
+        """`grows`: the user of a member is in an account that our broker does not know yet.
+
+        `is_traced`: what users publish has headers that ask for a trace.
+        """
+        self.is_traced = is_traced
         self.swarm = swarm
         self.seen: Counter[str] = swarm.seen
         self.rng = Random(f"servers {seed}")
@@ -899,7 +918,10 @@ class Servers:
         self.messages.append(message)
         near = [one for one in self.all if one.is_near(server)]
         message.near = frozenset(one.number for one in near)
-        body = (b"%d" % message.number).ljust(size)
+        if self.is_traced and message.number % 7:
+            message.header = header_from_outside(message.number)
+            self.seen["message from another server that asks for a trace"] += 1
+        body = message.header + (b"%d" % message.number).ljust(size)
         frames = server.frames_of(subject)
         if server.kind == "leaf":  # (the choice in other accounts is ours)
             message.is_of_leaf = True
@@ -952,7 +974,7 @@ class Servers:
             if via is not server and via.kind == "route" and via.takes_only_queues and self.dice.random() < 0.3:
                 self.seen["queue message sent on by another server"] += 1
                 message.sent_on |= {(account, queue)}
-                via.send_only_queue(account, subject, queue, body)
+                via.send_only_queue(account, subject, queue, body, header_size=len(message.header))
             else:
                 named.add(queue)
         reply = ""
@@ -963,10 +985,11 @@ class Servers:
             )
         if named:
             place = f"+ {reply}" if reply else "|"
-            server.send("MSG", account, f"{subject} {place} {' '.join(sorted(named))} {len(body)}", body + b"\r\n")
+            words = f"{subject} {place} {' '.join(sorted(named))} {len(body)}"
+            server.send("MSG", account, words, body + b"\r\n", len(message.header))
         elif server.wants_ours(account, subject):
             place = f"{reply} " if reply else ""
-            server.send("MSG", account, f"{subject} {place}{len(body)}", body + b"\r\n")
+            server.send("MSG", account, f"{subject} {place}{len(body)}", body + b"\r\n", len(message.header))
         else:
             return False
         return True

@@ -20,6 +20,8 @@ from tests.simulation.history import NEVER, Message, Subscription
 
 DESTINATION = b"Nats-Trace-Dest"
 NO_DESTINATION = b"Nats-Trace-Dost"  # as long, and asks for nothing
+HOP = b"Nats-Trace-Hop"
+NO_HOP = b"Nats-Trace-Hap"
 # Lines of a header that tracing adds or takes away, and that of requests to another account.
 OWN_LINES = b"Nats-Trace-Hop: ", b"Nats-Request-Info: "
 
@@ -29,6 +31,14 @@ def header_of(number: int, *, asks: bool, is_only: bool) -> bytes:
     only = b"Nats-Trace-Only: %b\r\n" % (b"true" if asks else b"nope") if is_only else b""
     to = DESTINATION if asks else NO_DESTINATION
     return b"NATS/1.0\r\n%b: t.%06d\r\nNumber: %06d\r\n%b\r\n" % (to, number, number, only)
+
+
+def header_from_outside(number: int) -> bytes:
+    """One that a user of another server has written: it may say that somebody traces the message already."""
+    to = DESTINATION if number % 4 < 3 else NO_DESTINATION
+    hop = HOP if number % 3 < 2 else NO_HOP
+    only = b"Nats-Trace-Only: true\r\n" if number % 5 == 0 else b""
+    return b"NATS/1.0\r\n%b: t.%06d\r\n%b: 7\r\nNumber: %06d\r\n%b\r\n" % (to, number, hop, number, only)
 
 
 def lines_of(header: bytes, *, with_destination: bool) -> list[bytes]:

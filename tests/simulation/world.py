@@ -214,7 +214,8 @@ class World:
         )
         self.servers: Servers | None = None
         if schedule.has("servers"):
-            self.servers = Servers(self.swarm, schedule.seed, self.history, grows=schedule.has(GROWS))
+            grows, is_traced = schedule.has(GROWS), schedule.has(TRACED)
+            self.servers = Servers(self.swarm, schedule.seed, self.history, grows=grows, is_traced=is_traced)
             self.swarm.servers = self.servers
         self.swarm.on_end = self.on_end
         self.swarm.movers = self
@@ -240,11 +241,11 @@ class World:
         """Give a new shard its accounts. Random names come from the seed."""
         if self.schedule.has("direct"):
             engine.probe.send_directly()
-        if self.schedule.has(TRACED):
+        mesh = engine.probe.mesh
+        if self.schedule.has(TRACED) and mesh is not None and mesh.shard != control.GATEWAY_NUMBER:
             self.traces.begin(engine.probe, self.tenants.options())
         if self.tenants.crossings:
             service_imports.os = self  # type: ignore[attr-defined]
-            mesh = engine.probe.mesh
             assert mesh is not None
             for number, name in enumerate(self.tenants.accounts):
                 engine.probe.seed(mesh.account(name.encode()), self.schedule.seed + number)
@@ -488,7 +489,7 @@ class World:
             if line:
                 self.on_no_responders(person, int(subject.split(b".")[2]))
             else:
-                self.check_header(person, sub.account, self.messages[number], header)
+                self.check_header(person, sub, self.messages[number], header)
                 self.on_message(person, sub, end, number, subject, reply)
             return
         if self.schedule.has(VERBOSE):
@@ -500,14 +501,20 @@ class World:
             assert line.startswith(b"-ERR"), line
             assert person.is_refused or any(word in line for word in KNOWN_ERRORS), line
 
-    def check_header(self, person: Person, account: str, message: Message, header: bytes) -> None:
+    def check_header(self, person: Person, sub: Subscription, message: Message, header: bytes) -> None:
         """Check that a message has the header with which it was published, where its receiver knows headers."""
+        account = sub.account
         self.seen["header"] += bool(header)
         self.seen["header left out"] += header != message.header and not header
         if self.schedule.has(ANEW) and not header:
             return  # it may have been given to who it was before
         if person.wishes.headers:
             is_whole = message.account == account or not message.is_traced
+            if message.is_outside and message.subject.startswith("_R_"):
+                is_whole = False  # an answer to another account is traced there no further, whatever it says
+            elif message.is_traced and sub.queue and self.servers is not None and DISABLED in header:
+                is_whole = False  # it has been to other servers, or was on its way to them, and came back
+                self.seen["traced message that came back from other servers"] += 1
             lines = [lines_of(one, with_destination=is_whole) for one in (header, message.header)]
             assert lines[0] == lines[1], f"{message} came to client {person.number} with {header!r}"
             if message.is_traced and not is_whole and message.subject.startswith("_R_"):

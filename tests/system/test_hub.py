@@ -450,6 +450,43 @@ async def test_a_leaf_node_is_told_that_a_message_is_traced_no_further(start: St
     leaf.writer.close()
 
 
+async def test_what_a_leaf_node_says_is_traced_already_is_not(start: Start, net: Net) -> None:
+    """Its header chose the subject of a document, without a right to publish there; or the message was for nobody.
+
+    It was so on the second shard of a queue message, which the first one, whose member had just left, sent on to it.
+    """
+    hub = start("gnatswarm-2-as-2.15", HUB)
+    leaf = await by_hand(hub_port(hub), {"name": "forges", "user": "half", "pass": "p"})
+    members: dict[int, Client] = {}
+    async with asyncio.timeout(20):
+        while len(members) < 2:
+            client = await net.client(hub, **A)
+            members.setdefault(client.shard, client)
+    goes, stays = members.values()
+    hears = await net.client(hub, **A)
+    await subscribed(hears, "half.no 1")
+    await subscribed(stays, "job q 1")
+    await until_answered(hears, "job")
+    header = "NATS/1.0\r\nNats-Trace-Dest: half.no\r\nNats-Trace-Hop: 1\r\n%s\r\n"
+    headers = header % "", header % "Nats-Trace-Only: true\r\n"
+    n = 0
+    for _ in range(20):
+        await goes.send("SUB job q 1\r\nPING\r\n")
+        await goes.flush()
+        words = [f"HMSG job | q {len(one)} {len(one) + 1}\r\n{one}x\r\n" for one in headers * 50]
+        leaf.say("".join(words) + "PING\r\n")
+        await goes.send("UNSUB 1\r\nSUB job q 1\r\n" * 50 + "UNSUB 1\r\nPING\r\n")
+        await leaf.until(b"PONG\r\n")
+        await goes.flush()
+        n += len(words)
+    async with asyncio.timeout(20):
+        while len(goes.inbox) + len(stays.inbox) < n:
+            await asyncio.gather(stays.flush(), goes.flush())
+    await hears.flush()
+    assert not hears.inbox
+    leaf.writer.close()
+
+
 async def test_a_leaf_node_at_a_port_for_others_is_refused_and_harms_nobody(start: Start, net: Net) -> None:
     broker = start("gnatswarm-2", f"{HUB}cluster {{ name: c, listen: '127.0.0.1:-1' }}\n")
     client = await net.client(broker, **A)
