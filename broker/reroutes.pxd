@@ -109,7 +109,7 @@ cdef class Reroutes:
     cdef Fate try_place(self, Orphan orphan, Sublist sublist, Token subject, Token queue, Publish *message,
                         bint may_leave) except *
     cdef bint send_away(self, Orphan orphan, Sublist sublist, Entry *entry, Choice *choice, Token subject, Token queue,
-                        Publish *message) except *
+                        Publish *message, bint may_linger) except *
     cdef bytearray trace_onward(self, Publish *other, const Publish *message, uint32_t shard)
     cdef bint give_back(self, Orphan orphan) except -1
     cdef bint give_to_former(self, Sublist sublist, Token subject, Token queue, Publish *message) noexcept

@@ -221,7 +221,7 @@ cdef class Reroutes:
         if may_leave:
             orphan.shard = -1
             # Out of step: a sibling lives whose members we do not know.
-            if choice != NULL and self.send_away(orphan, sublist, entry, choice, subject, queue, message) \
+            if choice != NULL and self.send_away(orphan, sublist, entry, choice, subject, queue, message, True) \
                     or self.mesh.out_of_step:
                 if orphan.former is None:
                     orphan.former = self.mesh.formers.find(sublist, subject, queue)
@@ -232,6 +232,13 @@ cdef class Reroutes:
                 return FATE_PENDING
         if self.give_to_former(sublist, subject, queue, message):
             return FATE_TAKEN
+        if may_leave and self.mesh.formers.find(sublist, subject, queue) is not None:   # … and may not have it
+            entry = sublist.find(subject.at, subject.size, hash_bytes(subject.at, subject.size, sublist.seed))
+            choice = NULL if entry == NULL else choice_named(entry, queue)
+            if choice != NULL and self.send_away(orphan, sublist, entry, choice, subject, queue, message, False):
+                if orphan.tail is None and orphan.may_go_back():
+                    orphan.keep(sublist, subject, queue, message)
+                return FATE_PENDING
         if unlikely(fanout.onward is not None):
             orphan.shard = fanout.onward.send_to_former(sublist, subject, queue, message, orphan.id, orphan.visited,
                                                         orphan.been)
@@ -247,8 +254,9 @@ cdef class Reroutes:
         return FATE_NOBODY
 
     cdef bint send_away(self, Orphan orphan, Sublist sublist, Entry *entry, Choice *choice, Token subject, Token queue,
-                        Publish *message) except *:
-        """To a sibling with current members; False: there is none."""
+                        Publish *message, bint may_linger) except *:
+        """To a sibling with current members; False: there is none. `may_linger`: who lingers here is asked before
+        other servers."""
         cdef Fanout fanout = self.mesh.fanout
         cdef uint64_t visited = orphan.visited | <uint64_t>1 << self.mesh.shard
         cdef uint32_t first = choice.first_remote, n = choice.n_first
@@ -261,7 +269,7 @@ cdef class Reroutes:
         cdef Publish other
         cdef bytearray _room   # (keeps its bytes)
         if members == 0:
-            if unlikely(members_elsewhere(fanout, entry, first, choice.n_remote, ~gateway)) \
+            if may_linger and unlikely(members_elsewhere(fanout, entry, first, choice.n_remote, ~gateway)) \
                     and self.mesh.formers.find(sublist, subject, queue) is not None:
                 return False   # servers acknowledge nothing, and theirs may have left: who lingers here is sure
             kept_from = visited

@@ -1345,6 +1345,37 @@ def test_a_server_is_told_who_wants_no_echo_of_what_is_traced_too(*, has_plain: 
 
 
 @pytest.mark.parametrize("kind", ["route", "leaf", "hub"])
+@pytest.mark.parametrize("lingers", ["its publisher", "who may not have it"])
+def test_another_server_gets_what_nobody_who_lingers_may_have(kind: Literal["route", "leaf", "hub"], lingers: str):
+    """It comes back from a shard whose member has just gone, and the last member here has unsubscribed."""
+    cluster = Members(1, fenced=False)
+    publisher = echoless(cluster, 0)
+    goes = cluster.members[0].clients[2]
+    words = b"RS+ $G a q 1" if kind == "route" else b"LS+ a q 1"
+    member = publisher
+    if lingers != "its publisher":
+        member, mesh = cluster.members[0].clients[0], cluster.members[0].mesh.engines[0].probe.mesh
+        assert mesh is not None
+        member.connection.enter(mesh.account(b"$G"), Permissions(PermissionOptions(subscribe_deny=("a",))))
+    end = server(cluster, kind)
+    member.feed(b"SUB * q 1\r\n")
+    goes.feed(b"SUB a q 1\r\n")
+    end.engine.probe.feed(end.socket, words + b"\r\n")
+    cluster.settle()
+    begin = len(end.socket.sent)
+    publisher.feed(b"PUB a 2\r\n%02d\r\n" * 20 % tuple(range(20)))
+    member.feed(b"UNSUB 1\r\n")
+    goes.close()
+    cluster.settle()
+    sent = bytes(end.socket.sent[begin:])
+    assert member.messages() == []
+    for number in range(20):
+        assert sent.count(b"\r\n%02d\r\n" % number) == 1, number
+    end.link.leave()
+    cluster.close()
+
+
+@pytest.mark.parametrize("kind", ["route", "leaf", "hub"])
 @pytest.mark.parametrize("only", [b"", b"Nats-Trace-Only: true\r\n"], ids=["delivered", "only traced"])
 def test_what_another_server_says_is_traced_is_not_where_it_is_sent_on(
     kind: Literal["route", "leaf", "hub"], only: bytes
