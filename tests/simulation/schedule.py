@@ -189,6 +189,14 @@ BRIEF_PATTERNS = (
 # other: drawn apart, of worlds with other servers and several accounts.
 GROWS = "grows"
 SHARE_GROWS = 0.4
+# The first leaf node is our hub instead, and our gateway a leaf node of it: drawn apart, of worlds with other servers
+# and one account. (Our members are connected to it, too; how they would follow imports is not here.)
+UPWARD = "upward"
+SHARE_UPWARD = 0.3
+# Leaf nodes of one cluster, such as one nats-server with several accounts, are of different accounts: drawn apart, of
+# worlds with other servers and several accounts.
+SPREAD = "spread"
+SHARE_SPREAD = 0.5
 # The gateway is replaced in order, or members elsewhere leave with messages on their way: drawn apart, of worlds with
 # other servers.
 OUTSIDE = (
@@ -244,7 +252,7 @@ PATTERN_STEPS = (
     *("chase", "owe", "mimic", "recant"),
 )
 # Words of worlds that the counts by kind do not tell apart.
-APART = DIRECT, NO_ECHO, ANEW, BOUNDS, BRIEF, GROWS, LOCAL, MODEST, TRACED, VERBOSE
+APART = DIRECT, NO_ECHO, ANEW, BOUNDS, BRIEF, GROWS, LOCAL, MODEST, SPREAD, TRACED, UPWARD, VERBOSE
 MOST_STEPS = 300
 # Faults: most schedules have only some of them, or none.
 FAULTS = ("go", "break", "kill", "leave")
@@ -340,8 +348,12 @@ def drawn(seed: int) -> Schedule:
     if not schedule.has("servers") and not schedule.has("slow"):
         schedule = with_own_steps(seed, schedule, BOUNDS, SHARE_BOUNDS, ("exceed", "pub", "pub", "sub", "desert"))
     schedule = with_own_steps(seed, schedule, LOCAL, SHARE_LOCAL, ())
-    if schedule.has("servers") and schedule.has("accounts") and not schedule.has(ANEW):
-        schedule = with_growth(seed, schedule)
+    if schedule.has("servers") and schedule.has("accounts"):
+        if not schedule.has(ANEW):
+            schedule = with_growth(seed, schedule)
+        schedule = with_own_steps(seed, schedule, SPREAD, SHARE_SPREAD, ("there", "over", "settle"))
+    elif schedule.has("servers"):
+        schedule = with_own_steps(seed, schedule, UPWARD, SHARE_UPWARD, ("there", "over", "settle"))
     schedule = with_own_steps(seed, schedule, BRIEF, SHARE_BRIEF, ("pub", "sub", "carry", "carry", "ping"))
     if not schedule.has(BRIEF):
         return schedule

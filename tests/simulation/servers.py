@@ -25,6 +25,7 @@ from gnatswarm.broker.permissions import Permissions
 from gnatswarm.broker.serverlink import ServerLink
 from gnatswarm.shards.gateway.leaving import Leaving
 from tests.simulation.history import NEVER, Message, Subscription
+from tests.simulation.schedule import GROWS, SPREAD, TRACED, UPWARD
 from tests.simulation.tenants import LATE_ACCOUNT, RIGHTS, View, covers, is_kept_out, matches, may_publish
 from tests.simulation.traces import header_from_outside, lines_of
 
@@ -209,7 +210,7 @@ class Door:
             self.link.only_queues_as = server.short_id
         cluster = server.origin if server.kind == "leaf" else ""
         account = None if server.kind == "route" else server.account.encode()
-        assert self.link.join(server.kind, account, cluster, is_checked=server.kind == "leaf")
+        assert self.link.join(server.kind, account, cluster, is_checked=server.kind == "leaf")  # (we dial hubs)
         rights = RIGHTS[server.rights]
         if rights is not None:
             # What our broker may publish to it is what it may subscribe to.
@@ -321,7 +322,15 @@ class Server:
     """One other server, with its user."""
 
     def __init__(
-        self, servers: Servers, number: int, kind: str, rng: Random, account: str, *, takes_only_queues: bool
+        self,
+        servers: Servers,
+        number: int,
+        kind: str,
+        rng: Random,
+        account: str,
+        *,
+        takes_only_queues: bool,
+        is_spread: bool,
     ) -> None:
         self.servers = servers
         self.number = FIRST_USER + number
@@ -331,9 +340,9 @@ class Server:
         self.says = rng.choice((NO_LNOC, LNOC, LNOCU, LNOCU)) if kind == "route" else NO_LNOC
         # The cluster of leaf nodes that it is of; of a member, that its user is at a leaf node of it there.
         origins = ("",) if kind == "route" and self.says == NO_LNOC else ("", "pond", "pond", "lake")
-        if account != GLOBAL_ACCOUNT:  # (those of one cluster may be of different accounts: not here)
-            origins = ("",)
-        self.origin = rng.choice(origins)
+        if account != GLOBAL_ACCOUNT and not (is_spread and (kind == "leaf" or account == "A")):
+            origins = ("",)  # (what a member tells of streams that a leaf node of its imports is not here)
+        self.origin = rng.choice(origins) if kind != "hub" else ""
         self.takes_only_queues = takes_only_queues  # it is a gnatswarm, and knows QMSG
         self.is_encrypted = number % 4 == 3
         self.short_id = f"NSERVER{self.number:05}"
@@ -341,8 +350,9 @@ class Server:
         self.wants: list[Subscription] = []  # what its user is subscribed to now
         self.heard: set[tuple[str, str]] = set()  # (account, pattern)
         self.heard_queues: dict[tuple[str, str, str], int] = {}
-        self.heard_apart: set[tuple[str, str]] = set()  # of other clusters of leaf nodes: (origin, pattern)
-        self.heard_queues_apart: dict[tuple[str, str, str], int] = {}
+        # Of other clusters of leaf nodes: (origin, account, pattern).
+        self.heard_apart: set[tuple[str, str, str]] = set()
+        self.heard_queues_apart: dict[tuple[str, str, str, str], int] = {}
         self.is_in_step = False  # all has arrived since it was connected, and nothing has ended
         self.to_answer: list[tuple[str, int]] = []
         self.frames = 0  # of messages that came
@@ -353,19 +363,26 @@ class Server:
 
     def is_near(self, other: Server) -> bool:
         """Whether both are connected without us: nothing passes from one to the other here."""
-        return (
-            other is self or self.kind == other.kind == "route" or (self.origin != "" and self.origin == other.origin)
-        )
+        kinds = {self.kind, other.kind}
+        if other is self or kinds in ({"route"}, {"route", "hub"}):
+            return True
+        return self.origin != "" and self.origin == other.origin
+
+    def reaches(self, other: Server, account: str) -> bool:
+        """Whether what it sends in this account gets to the user of one that is near: leaf nodes follow no imports."""
+        if other is self or (self.kind == other.kind == "route" and (self.origin != other.origin or not self.origin)):
+            return True
+        return account == self.account == other.account
 
     def wants_ours(self, account: str, subject: str) -> bool:
         """Whether it was told that somebody wants this, beside leaf nodes of its user's own cluster."""
         found = {one for one in self.heard if one[0] == account}
-        found |= {(account, one) for name, one in self.heard_apart if name != self.origin}
+        found |= {(account, one) for name, whose, one in self.heard_apart if name != self.origin and whose == account}
         return any(matches(pattern, subject) for _, pattern in found)
 
     def frames_of(self, subject: str) -> tuple[View, ...]:
         """What its user publishes, in each account in which it sends it: a leaf node follows no imports."""
-        if self.kind == "leaf" or subject.startswith("_R_"):
+        if self.kind != "route" or subject.startswith("_R_"):
             return (View(self.account, subject, is_across=False),)
         return self.servers.tenants.views(self.account, subject)
 
@@ -386,7 +403,7 @@ class Server:
             if rights is not None and any(covers(rule, sub.pattern) for rule in rights.subscribe_deny):
                 continue
             for account, pattern in self.servers.tenants.interest(
-                self.account, sub.pattern, is_leaf=self.kind == "leaf"
+                self.account, sub.pattern, is_leaf=self.kind != "route"
             ):
                 found[account, pattern, sub.queue] += 1
         return {key: n if key[2] else 1 for key, n in found.items()}
@@ -398,7 +415,7 @@ class Server:
             return
         if header_size:
             words = f"{words.rpartition(' ')[0]} {header_size} {words.rpartition(' ')[2]}"
-        if self.kind == "leaf":
+        if self.kind != "route":
             verb = "H" + verb if header_size else "L" + verb
         elif not self.origin:
             verb, words = "H" + verb if header_size else "R" + verb, f"{account} {words}"
@@ -469,9 +486,10 @@ class Server:
             elif verb == b"PONG":
                 self.on_pong()
             else:
-                assert verb in ((b"LS+", b"LS-") if self.kind == "leaf" or origin else (b"RS+", b"RS-")), words
+                assert verb in ((b"LS+", b"LS-") if self.kind != "route" or origin else (b"RS+", b"RS-")), words
                 if origin:
-                    self.on_interest_apart(verb[2:] == b"+", origin, [word.decode() for word in words[first:]])
+                    account = words[2].decode()
+                    self.on_interest_apart(verb[2:] == b"+", origin, account, [word.decode() for word in words[first:]])
                 else:
                     account = self.account_in(words, first)
                     self.on_interest(account, verb[2:] == b"+", [word.decode() for word in words[first:]])
@@ -483,7 +501,7 @@ class Server:
 
     def on_interest(self, account: str, wanted: bool, words: list[str]) -> None:
         if words[0].startswith(LOOP_SUBJECT.decode()):
-            assert self.kind == "leaf", "a loop subject goes to leaf nodes alone"
+            assert self.kind != "route", "a loop subject goes to leaf nodes and hubs alone"
         elif len(words) == 1 and wanted:
             self.heard.add((account, words[0]))
         elif len(words) == 1:
@@ -495,16 +513,16 @@ class Server:
             assert (account, words[0], words[1]) in self.heard_queues, f"{words} ends in {account}, and has not begun"
             del self.heard_queues[account, words[0], words[1]]
 
-    def on_interest_apart(self, wanted: bool, origin: str, words: list[str]) -> None:
+    def on_interest_apart(self, wanted: bool, origin: str, account: str, words: list[str]) -> None:
         """Of leaf nodes' clusters: each begins once, and ends after it has begun."""
         self.servers.seen["interest of a leaf nodes' cluster told to a member"] += 1
         if len(words) == 1:
-            assert ((origin, words[0]) in self.heard_apart) != wanted, (wanted, origin, words)
-            self.heard_apart ^= {(origin, words[0])}
+            assert ((origin, account, words[0]) in self.heard_apart) != wanted, (wanted, origin, words)
+            self.heard_apart ^= {(origin, account, words[0])}
         elif wanted:
-            self.heard_queues_apart[origin, words[0], words[1]] = int(words[2])
+            self.heard_queues_apart[origin, account, words[0], words[1]] = int(words[2])
         else:
-            del self.heard_queues_apart[origin, words[0], words[1]]
+            del self.heard_queues_apart[origin, account, words[0], words[1]]
 
     def send_on(
         self, message: Message, account: str, subject: str, queue: str, body: bytes, header_size: int, been: str
@@ -514,7 +532,7 @@ class Server:
         members = [
             sub
             for one in near
-            if (seen := one.seen_as(account, subject))
+            if self.reaches(one, account) and (seen := one.seen_as(account, subject))
             for sub in one.wants
             if sub.queue == queue and matches(sub.pattern, seen)
         ]
@@ -585,7 +603,9 @@ class Server:
             if came_from.is_near(self):
                 # Only for a group whose last member here had gone: see ServerLink.send_on(), and re-routes of shards.
                 keys = {(account, queue) for queue in queues}
-                assert (queues and message.named >= keys) or is_answer, f"{message} came from there"
+                assert (queues and message.named >= keys) or is_answer, (
+                    f"{message} came from there to {self.kind} {queues}"
+                )
                 self.servers.seen["queue message sent on to another server"] += 1
             self.servers.seen[f"from a {came_from.kind} to a {self.kind}"] += 1
         self.servers.seen[f"message to a {self.kind}"] += 1
@@ -632,12 +652,9 @@ class Server:
 class Servers:
     """All other servers of one world."""
 
-    def __init__(self, swarm: Swarm, seed: int, history: History, *, grows: bool, is_traced: bool) -> None:
-        """`grows`: the user of a member is in an account that our broker does not know yet.
-
-        `is_traced`: what users publish has headers that ask for a trace.
-        """
-        self.is_traced = is_traced
+    def __init__(self, swarm: Swarm, seed: int, history: History, has: Callable[[str], bool]) -> None:
+        """`has(word)`: what the world has, see README.md."""
+        self.is_traced = has(TRACED)
         self.swarm = swarm
         self.seen: Counter[str] = swarm.seen
         self.rng = Random(f"servers {seed}")
@@ -650,12 +667,14 @@ class Servers:
         kinds = self.rng.sample(KINDS, self.rng.randint(1, 4))
         origins = Random(f"origins {seed}")
         whose = Random(f"accounts {seed}").choices(self.tenants.accounts, k=len(kinds))
-        if grows and "route" in kinds:
+        if has(UPWARD) and "leaf" in kinds:
+            kinds[kinds.index("leaf")] = "hub"
+        if has(GROWS) and "route" in kinds:
             whose[kinds.index("route")] = LATE_ACCOUNT
         self.dice = Random(f"sent on {seed}")
         self.rest_dice = Random(f"rests {seed}")
         self.all = [
-            Server(self, n, kind, origins, account, takes_only_queues=self.dice.random() < 0.6)
+            Server(self, n, kind, origins, account, takes_only_queues=self.dice.random() < 0.6, is_spread=has(SPREAD))
             for n, (kind, account) in enumerate(zip(kinds, whose, strict=True))
         ]
         self.unsettled = 0  # messages from here on may not have arrived everywhere
@@ -687,7 +706,7 @@ class Servers:
         """Whether a message may come to a server so: to a leaf node under the name that it has in its account."""
         for tenants in self.history.tenants_for(message):
             for view in tenants.views(message.account, message.subject, message.chosen):
-                if server.kind == "leaf" and tenants.heard(view, account) == subject:
+                if server.kind != "route" and tenants.heard(view, account) == subject:
                     return True
                 if (view.account, view.subject) == (account, subject):
                     return True
@@ -699,6 +718,9 @@ class Servers:
         if len(arrangements) > 1 or message.subject.startswith("_R_"):
             return False
         tenants = arrangements[0]
+        source = self.server_of(message)
+        if sub.is_outside and source is not None and source.is_near(self.all[sub.client - FIRST_USER]):
+            return False  # it has it already, or does not get it
         return any(
             view.is_sure
             and view.account not in message.unsent
@@ -727,6 +749,10 @@ class Servers:
             server.door = Door(gateway, server)
             server.tell_all()
             self.seen["server connected"] += 1
+            others = [one for one in self.all if one.door is not None and one.account != server.account]
+            self.seen["leaf nodes' cluster of several accounts"] += any(
+                one.origin == server.origin != "" for one in others
+            )
 
     def hang_up(self, server: Server) -> None:
         """Its connection ends: nobody knows any more what is wanted on the other side."""
@@ -871,7 +897,7 @@ class Servers:
         sub = Subscription(server.number, len(self.subscriptions) + 1, pattern, queue, server.account, at=self.now)
         sub.is_outside = True
         sub.is_at_gnatswarm = server.takes_only_queues
-        sub.is_second = server.kind == "leaf" or server.origin != ""
+        sub.is_second = server.kind != "route" or server.origin != ""
         self.subscriptions.append(sub)
         server.wants.append(sub)
         server.tell()
@@ -923,7 +949,7 @@ class Servers:
             self.seen["message from another server that asks for a trace"] += 1
         body = message.header + (b"%d" % message.number).ljust(size)
         frames = server.frames_of(subject)
-        if server.kind == "leaf":  # (the choice in other accounts is ours)
+        if server.kind != "route":  # (the choice in other accounts is ours)
             message.is_of_leaf = True
             others = self.tenants.views(server.account, subject)[1:]
             message.named |= {(view.account, queue) for view in others for queue in QUEUES}
@@ -946,7 +972,7 @@ class Servers:
         account, subject = view.account, view.subject
         members: dict[str, list[Subscription | None]] = {}  # None: one of our broker's
         for one in near:
-            seen = self.tenants.heard(view, one.account)
+            seen = self.tenants.heard(view, one.account) if server.reaches(one, account) else ""
             if is_kept_out(one.rights, seen):  # (its user has these rights, too)
                 continue
             for sub in one.wants:
@@ -956,8 +982,8 @@ class Servers:
                     else:
                         self.got(sub, message.number)
         of_leaves = [
-            ((account, pattern, queue), n)
-            for (origin, pattern, queue), n in server.heard_queues_apart.items()
+            ((whose, pattern, queue), n)
+            for (origin, whose, pattern, queue), n in server.heard_queues_apart.items()
             if origin != server.origin
         ]
         for (whose, pattern, queue), n in sorted([*server.heard_queues.items(), *of_leaves]):
@@ -1053,15 +1079,15 @@ class Servers:
         """Each server has been told what our clients and other kinds of servers want, and nothing else."""
         plain: set[tuple[str, str]] = set()
         queues: Counter[tuple[str, str, str]] = Counter()
-        plain_apart: set[tuple[str, str]] = set()
-        queues_apart: Counter[tuple[str, str, str]] = Counter()
+        plain_apart: set[tuple[str, str, str]] = set()
+        queues_apart: Counter[tuple[str, str, str, str]] = Counter()
         others = [one for one in self.all if one is not server and one.door is not None]
         # (of the leaf nodes of one cluster none hears of another, nor of a member's if that tells them apart)
-        fed = {one.number: one for one in others if one.kind != server.kind or one.kind == "leaf"}
+        fed = {one.number: one for one in others if one.kind == "leaf" or server.kind == "leaf"}
         fed = {n: one for n, one in fed.items() if one.kind != server.kind or not one.is_near(server)}
         if server.kind == "leaf" and server.origin:
             fed = {n: one for n, one in fed.items() if one.says != LNOCU or one.origin != server.origin}
-        if server.kind == "leaf":
+        if server.kind != "route":
             plain |= {(server.account, one) for one in self.swarm.own_interest().get(server.account, ())}
         of_leaf: dict[tuple[int, str, str, str], Counter[str]] = {}  # what leaf nodes' accounts import: by pattern here
         for sub in self.subscriptions:
@@ -1072,20 +1098,24 @@ class Servers:
             if rights is not None and any(covers(rule, sub.pattern) for rule in rights.subscribe_deny):
                 continue
             for account, pattern in self.tenants.interest(sub.account, sub.pattern):
-                if server.kind == "leaf" and account != server.account:
+                if server.kind != "route" and account != server.account:
                     continue
-                if origin and sub.queue:
-                    queues_apart[origin, pattern, sub.queue] += 1
-                elif origin:
-                    plain_apart.add((origin, pattern))
+                if not sub.queue and origin:
+                    plain_apart.add((origin, account, pattern))
                 elif not sub.queue:
                     plain.add((account, pattern))
-                elif sub.is_outside and fed[sub.client].kind == "leaf" and account != sub.account:
+                elif sub.is_outside and fed[sub.client].kind != "route" and account != sub.account:
                     of_leaf.setdefault((sub.client, account, pattern, sub.queue), Counter())[sub.pattern] += 1
+                elif origin:
+                    queues_apart[origin, account, pattern, sub.queue] += 1
                 else:
                     queues[account, pattern, sub.queue] += 1
-        for (_, account, pattern, queue), counts in of_leaf.items():
-            queues[account, pattern, queue] += max(counts.values())
+        for (client, account, pattern, queue), counts in of_leaf.items():
+            origin = fed[client].origin if server.says == LNOCU else ""
+            if origin:
+                queues_apart[origin, account, pattern, queue] += max(counts.values())
+            else:
+                queues[account, pattern, queue] += max(counts.values())
         rights = RIGHTS[server.rights]
         for rule in rights.publish_deny if rights is not None else ():  # (of what it may not publish it hears nothing)
             plain = {one for one in plain if not covers(rule, one[1])}

@@ -214,8 +214,7 @@ class World:
         )
         self.servers: Servers | None = None
         if schedule.has("servers"):
-            grows, is_traced = schedule.has(GROWS), schedule.has(TRACED)
-            self.servers = Servers(self.swarm, schedule.seed, self.history, grows=grows, is_traced=is_traced)
+            self.servers = Servers(self.swarm, schedule.seed, self.history, schedule.has)
             self.swarm.servers = self.servers
         self.swarm.on_end = self.on_end
         self.swarm.movers = self
@@ -813,12 +812,10 @@ class World:
         """Everything arrives. Where all shards are linked they all know then what everybody wants, and who has gone."""
         self.swarm.settle()
         self.look()
-        # (Clients may have said SUB while they are held.)
-        may_be_behind = self.schedule.has(ANEW) or self.schedule.has(BRIEF)
         if self.swarm.is_whole:
             self.is_renewing = False
             for person in self.people:
-                if person.is_gone or person.backlog or (may_be_behind and person.socket.unread_bytes):
+                if person.is_gone or person.backlog or person.socket.unread_bytes:  # (it may be held since its SUB)
                     continue
                 if person.moves_since == NEVER:
                     for sub in person.subscriptions:
@@ -1774,7 +1771,7 @@ class World:
     def publish_there(self, server: Server, subject: str, *, wants_answer: bool) -> None:
         """Publish at another server, perhaps a request."""
         assert self.servers is not None
-        if server.kind == "leaf" and server.account == "A" and subject == self.tenants.mapping[0]:
+        if server.kind != "route" and server.account == "A" and subject == self.tenants.mapping[0]:
             wanted = (subject, *self.tenants.mapped("A", subject))
             if any(matches(sub.pattern, one) for sub in server.wants for one in wanted):
                 return  # (its own server maps nothing)
