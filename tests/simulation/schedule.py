@@ -168,6 +168,22 @@ SHARE_TRACED = 0.2
 # apart, of worlds without other servers and slow clients.
 BOUNDS = "bounds"
 SHARE_BOUNDS = 0.15
+# The broker and an account may have few clients more than there are at first: drawn apart, of worlds in which nobody
+# logs in anew.
+LIMITED = "limited"
+SHARE_LIMITED = 0.2
+LIMITED_STEPS = ("come", "come", "come", "go", "hop", "hand", "rush")
+LIMITED_PATTERNS = (
+    "come come come settle hop hop carry carry hand kill tell pass come carry bring come settle",
+    "settle empty carry carry carry hand carry kill tell pass hand come bring pass settle come come",
+    "settle hop hop carry carry hand break carry carry bring come come pass come settle come",
+    "settle empty carry carry hand hand break carry carry bring pass settle come come come",
+    "settle hop carry carry carry carry hand tear hand pass come bring settle come",
+    "settle hop hop carry carry carry carry carry carry tear hand pass come bring settle come",
+    "settle empty bring carry carry tear hand pass come bring settle come",
+    "settle retire tell pass hand kill tell pass come hand carry pass bring come settle come",
+    "settle go go come come come hop carry come carry hand come bring come",
+)
 # Some clients want +OK, or are pedantic, and say what is wrong: drawn apart, of all worlds.
 VERBOSE = "verbose"
 SHARE_VERBOSE = 0.2
@@ -252,7 +268,7 @@ PATTERN_STEPS = (
     *("chase", "owe", "mimic", "recant"),
 )
 # Words of worlds that the counts by kind do not tell apart.
-APART = DIRECT, NO_ECHO, ANEW, BOUNDS, BRIEF, GROWS, LOCAL, MODEST, SPREAD, TRACED, UPWARD, VERBOSE
+APART = DIRECT, NO_ECHO, ANEW, BOUNDS, BRIEF, GROWS, LIMITED, LOCAL, MODEST, SPREAD, TRACED, UPWARD, VERBOSE
 MOST_STEPS = 300
 # Faults: most schedules have only some of them, or none.
 FAULTS = ("go", "break", "kill", "leave")
@@ -354,6 +370,11 @@ def drawn(seed: int) -> Schedule:
         schedule = with_own_steps(seed, schedule, SPREAD, SHARE_SPREAD, ("there", "over", "settle"))
     elif schedule.has("servers"):
         schedule = with_own_steps(seed, schedule, UPWARD, SHARE_UPWARD, ("there", "over", "settle"))
+    if not schedule.has(ANEW):
+        schedule = with_own_steps(seed, schedule, LIMITED, SHARE_LIMITED, LIMITED_STEPS)
+    if schedule.has(LIMITED):
+        rng = random.Random(f"limited patterns {seed}")
+        schedule = replace(schedule, steps=with_some(rng, schedule.steps, list(LIMITED_PATTERNS)))
     schedule = with_own_steps(seed, schedule, BRIEF, SHARE_BRIEF, ("pub", "sub", "carry", "carry", "ping"))
     if not schedule.has(BRIEF):
         return schedule
@@ -558,7 +579,7 @@ def parsed(text: str) -> Schedule:
             - set(PATTERN_STEPS)
             - set(ROUTER_STEPS)
             - set(SERVER_STEPS)
-            - {"reload", "connect", "ask", "odd", "exceed", "grow"}
+            - {"reload", "connect", "ask", "odd", "exceed", "grow", "tear"}
         )
         unknown |= set(features) - set(FEATURES) - set(LATER_FEATURES) - {*SERVER_FEATURES, *APART}
         if unknown:

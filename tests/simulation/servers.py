@@ -380,6 +380,11 @@ class Server:
         found |= {(account, one) for name, whose, one in self.heard_apart if name != self.origin and whose == account}
         return any(matches(pattern, subject) for _, pattern in found)
 
+    def knows_group(self, account: str, subject: str, queue: str) -> bool:
+        """Whether it was told that somebody here is a member of this queue group."""
+        told = [*self.heard_queues, *(key[1:] for key in self.heard_queues_apart if key[0] != self.origin)]
+        return any((whose, name) == (account, queue) and matches(one, subject) for whose, one, name in told)
+
     def frames_of(self, subject: str) -> tuple[View, ...]:
         """What its user publishes, in each account in which it sends it: a leaf node follows no imports."""
         if self.kind != "route" or subject.startswith("_R_"):
@@ -603,9 +608,8 @@ class Server:
             if came_from.is_near(self):
                 # Only for a group whose last member here had gone: see ServerLink.send_on(), and re-routes of shards.
                 keys = {(account, queue) for queue in queues}
-                assert (queues and message.named >= keys) or is_answer, (
-                    f"{message} came from there to {self.kind} {queues}"
-                )
+                is_named = message.named >= keys or message.named >= {(message.account, queue) for queue in queues}
+                assert (queues and is_named) or is_answer, f"{message} came from there to {self.kind} {queues}"
                 self.servers.seen["queue message sent on to another server"] += 1
             self.servers.seen[f"from a {came_from.kind} to a {self.kind}"] += 1
         self.servers.seen[f"message to a {self.kind}"] += 1
@@ -997,7 +1001,8 @@ class Servers:
                 continue
             message.named |= {(account, queue)}
             via = self.dice.choice([one for one in near if one.door is not None] or [server])
-            if via is not server and via.kind == "route" and via.takes_only_queues and self.dice.random() < 0.3:
+            is_asked = via is not server and via.kind == "route" and via.takes_only_queues and self.dice.random() < 0.3
+            if is_asked and via.knows_group(account, subject, queue):  # (members hear nothing of hubs)
                 self.seen["queue message sent on by another server"] += 1
                 message.sent_on |= {(account, queue)}
                 via.send_only_queue(account, subject, queue, body, header_size=len(message.header))

@@ -348,6 +348,7 @@ class Movers(Protocol):
     def objection(self, client: EngineClient) -> str: ...
     def admit(self, process: Process, offered: OfferedClient) -> ClientConnection: ...
     def goes_on(self, client: EngineClient, connection: ClientConnection) -> None: ...
+    def forget_expected(self, process: Process) -> None: ...
     def on_way(self, client: EngineClient, there: Process) -> None: ...
     def arrived(self, client: EngineClient, process: Process, pending: int) -> None: ...
     def lost(self, client: EngineClient) -> None: ...
@@ -495,6 +496,7 @@ class MoveHost:
             client.go_on()
 
     def lost(self, old: int, id: int, client: ClientConnection, frozen: FrozenClient | None, why: str) -> None:
+        self._process.swarm.movers.forget_expected(self._process)
         if frozen is not None:
             self._process.swarm.movers.lost(self._sockets.pop(client.cid))
 
@@ -732,6 +734,8 @@ class Swarm:
         self.on_end: Callable[[Process], None] = lambda process: None
         self.on_frames: Callable[[End, list[bytes]], None] = lambda end, lines: None
         self.on_break: Callable[[list[bytes], list[bytes]], None] = lambda sent_on, lost: None
+        self.on_forgotten: Callable[[int], None] = lambda number: None  # by the router, with this number
+        self.on_tick: Callable[[], None] = lambda: None  # of the router
         self.movers: Movers  # set before anybody moves
         self.n_answers_due: Callable[[Process], int] = lambda process: 0  # to requests to other accounts
         self.words: dict[tuple[Process, Process], deque[Word]] = {}  # on their way from host to host
@@ -857,6 +861,8 @@ class Swarm:
             elif isinstance(action, supervision.Kill):
                 self.seen["killed by the router"] += not isinstance(event, supervision.KillWanted)
                 self.processes[number].die()
+            elif isinstance(action, supervision.Forget | supervision.Release):
+                self.on_forgotten(number)
             elif isinstance(action, supervision.Send):
                 self.processes[number].post(action.message)
             elif isinstance(action, supervision.StopRouter):
@@ -911,6 +917,7 @@ class Swarm:
                 self._ticked_s = self.now_s
                 if not self.has_router:
                     continue
+                self.on_tick()
                 for number in list(self.states):
                     self.deliver(number, supervision.TimePassed())
                     self.answer_ping(number)

@@ -31,6 +31,7 @@ from gnatswarm.shards.boundary import control
 from gnatswarm.shards.clients import moved
 from gnatswarm.shards.clients.imports_exports import ImportsExports
 from tests.simulation import promises
+from tests.simulation.crowds import Crowd
 from tests.simulation.history import NEVER, Message, Subscription
 from tests.simulation.logins import Login, LoginClient, Owner, Wishes, connect_line, options_with_users, user_name
 from tests.simulation.promises import History
@@ -39,6 +40,7 @@ from tests.simulation.schedule import (
     BOUNDS,
     BRIEF,
     GROWS,
+    LIMITED,
     LOCAL,
     MODEST,
     MOST_SHARDS_HERE,
@@ -229,7 +231,16 @@ class World:
         self.owners: dict[int, Owner] = {}
         self.variant = 0  # of the last reload
         self.is_renewing = False  # since the last reload of imports not everything has arrived
+        self.may_be_lost = False  # the router has not looked since a client was lost on its way, or a shard died
         each = 1 if is_narrow and schedule.seed % 2 else 2
+        self.crowd: Crowd | None = None
+        if schedule.has(LIMITED):
+            n = each * len(self.swarm.shards)
+            first = self.tenants.accounts[0]
+            n_first = -(-n // len(self.tenants.accounts))
+            self.crowd = Crowd(n + schedule.seed % 5, first, n_first + schedule.seed % 3)
+            self.swarm.on_forgotten = self.crowd.forget
+            self.swarm.on_tick = self.crowd.settle
         for process in self.swarm.shards:
             for _ in range(each):
                 self.come(process)
@@ -294,8 +305,8 @@ class World:
     def messages(self) -> list[Message]:
         return self.history.messages
 
-    def come(self, process: Process, account: str = "") -> None:
-        """Open a connection. Each has an inbox, where it also gets the 503 of its requests."""
+    def come(self, process: Process, account: str = "") -> bool:
+        """Open a connection. Each has an inbox, where it also gets the 503 of its requests. False: there are enough."""
         number = len(self.people)
         wishes = Wishes(
             echo=not (self.schedule.has(NO_ECHO) and number % 3 != 2),
@@ -305,6 +316,8 @@ class World:
             pedantic=self.schedule.has(VERBOSE) and number % 2 == 0,
         )
         account = account or self.tenants.accounts[number % len(self.tenants.accounts)]
+        if self.crowd is not None and not self.is_counted(self.crowd, number, account, process):
+            return False
         rights = self.rng.randrange(len(RIGHTS)) if self.schedule.has("rights") else 0
         client: EngineClient
         if self.schedule.has(ANEW):
@@ -326,6 +339,20 @@ class World:
         self.history.rights[number] = [(self.now, rights)]
         self.subscribe(person, f"_INBOX.{number}.*", "")
         person.inbox = person.subscriptions[-1]
+        return True
+
+    def is_counted(self, crowd: Crowd, number: int, account: str, process: Process) -> bool:
+        """Count a client that comes, if there are not too many: those whose shard's death nobody knows count, too."""
+        self.swarm.turn()
+        self.look()
+        expected = crowd.may_come((one.account for one in self.people if not one.is_gone), account)
+        refused = crowd.come(number, account, process.number)
+        assert refused or not expected, f"client {number} comes, and the {expected} has enough"
+        is_in_doubt = self.may_be_lost or not self.swarm.is_whole
+        assert refused == expected or is_in_doubt, f"client {number}: the {refused} has enough, and not the {expected}"
+        if refused:
+            self.seen[f"the {refused} has enough clients"] += 1
+        return not refused
 
     def owner_of(self, process: Process) -> Owner:
         """What the sessions of a shard share, where clients log in for themselves."""
@@ -596,6 +623,8 @@ class World:
             assert reason in REFUSALS, reason
         else:
             assert reason is CloseReason.CLIENT_CLOSED, f"client {person.number}: {reason}"
+        if self.crowd is not None:
+            self.crowd.go(person.number, person.process.number)
         self.go(person)
 
     def go(self, person: Person) -> None:
@@ -625,6 +654,7 @@ class World:
         self.count(process)
         self.look()
         self.ended += not process.has_left
+        self.may_be_lost = True
         self.dying.append(process)
         for prefix, keepers in self.keepers.items():
             if process in keepers and (process.left_due or not process.has_left):
@@ -814,6 +844,7 @@ class World:
         self.look()
         if self.swarm.is_whole:
             self.is_renewing = False
+            self.count_all()
             for person in self.people:
                 if person.is_gone or person.backlog or person.socket.unread_bytes:  # (it may be held since its SUB)
                     continue
@@ -826,6 +857,13 @@ class World:
                 if sub.lost_from != NEVER:
                     sub.lost_until = min(sub.lost_until, self.now)
             self.note_settled()
+
+    def count_all(self) -> None:
+        """Everything has arrived, and the router looks: each client is counted, once."""
+        if self.crowd is not None:
+            self.crowd.settle()
+            self.may_be_lost = False
+            self.crowd.check(one.account for one in self.people if not one.is_gone)
 
     def note_settled(self) -> None:
         """Everything has arrived and everybody is linked: what goes to other servers and comes from them is checked."""
@@ -1310,8 +1348,12 @@ class World:
             if process.gateway is not None:
                 process.gateway.configure()
                 process.gateway.take_accounts()
-            elif len(self.people) < MOST_CLIENTS and rng.random() < 0.7 and process in self.swarm.ready:
-                self.come(process, LATE_ACCOUNT)
+            elif (
+                len(self.people) < MOST_CLIENTS
+                and rng.random() < 0.7
+                and process in self.swarm.ready
+                and self.come(process, LATE_ACCOUNT)
+            ):
                 self.subscribe(self.people[-1], rng.choice(self.patterns), rng.choice(self.queues))
             for end in self.swarm.busy_ends():
                 if rng.random() < 0.5 and end.other.is_open:
@@ -1382,8 +1424,8 @@ class World:
         if ready and len(self.people) < MOST_CLIENTS:
             if step.which % 2:
                 ready = [min(ready, key=lambda one: one.clients.accepted)]
-            self.come(ready[step.who % len(ready)])
-            if step.much % 2 and self.people[-1].is_read:
+            has_come = self.come(ready[step.who % len(ready)])
+            if has_come and step.much % 2 and self.people[-1].is_read:
                 self.do_pub(self.people[-1], step)
 
     def do_break(self, step: Step) -> None:
@@ -1476,6 +1518,27 @@ class World:
         ends = [end for end in self.swarm.ends if end.is_open and end.other.is_open and not end.is_cut]
         near = [end for end in ends if end.process is self.last_left]
         self.sever(near or ends, step)
+
+    def do_tear(self, step: Step) -> None:
+        """The link between two shards breaks while a client is on its way from one to the other, and both notice."""
+        for _ in range(30):
+            ways = [way for way, words in self.swarm.words.items() if any(one.client is not None for one in words)]
+            busy = self.swarm.busy_ends()
+            if ways or not busy:
+                break
+            self.swarm.carry(busy[step.who % len(busy)], ALL)
+            self.look()
+        if not ways:
+            return
+        way = ways[step.who % len(ways)]
+        ends = [one for one in self.open_ends() if (one.process, one.other.process) == way]
+        if ends:
+            self.sever(ends, step)
+            for end in (ends[0], ends[0].other):
+                if end.other.is_open:
+                    self.swarm.carry(end, ALL)
+            self.look()
+            self.seen["link breaks with a client on its way"] += 1
 
     def do_chase(self, step: Step) -> None:
         """A queue message is sent on, because members leave, while their links to the last member's shard are late.
@@ -1854,9 +1917,8 @@ class World:
     def do_rush(self, step: Step) -> None:
         """A client connects, subscribes in one write, perhaps publishes, and moves at once."""
         ready = self.swarm.ready
-        if len(ready) < 2 or len(self.people) >= MOST_CLIENTS:
+        if len(ready) < 2 or len(self.people) >= MOST_CLIENTS or not self.come(ready[step.who % len(ready)]):
             return
-        self.come(ready[step.who % len(ready)])
         person = self.people[-1]
         for n in range(1 + step.much % 3):
             if person.is_read:
@@ -1947,6 +2009,11 @@ class World:
             client.session, person.coming = person.coming, None  # type: ignore[assignment]
         client.session.connection = connection
 
+    def forget_expected(self, process: Process) -> None:
+        """One that was to come does not."""
+        if self.crowd is not None:
+            self.crowd.expect_no_more(process.number)
+
     def admit(self, process: Process, offered: OfferedClient) -> ClientConnection:
         """Make a connection for a client that is to come."""
         number, _, who = offered.words.partition(b" ")
@@ -1955,6 +2022,8 @@ class World:
             person.coming = self.owner_of(process).expect(offered.cid, moved.decoded_session(who))
             person.coming.connection.set_limits(person.limits)
             return person.coming.connection
+        if self.crowd is not None:
+            self.crowd.expect(process.number)
         mesh = process.engine.probe.mesh
         assert mesh is not None
         sublist = mesh.account(offered.account)
@@ -1966,6 +2035,8 @@ class World:
     def on_way(self, client: EngineClient, there: Process) -> None:
         """Its socket is on its way: if the new shard dies, it is lost with it."""
         person = self.person_of(client)
+        if self.crowd is not None:
+            self.crowd.pass_on(person.number, person.process.number)
         person.is_on_its_way = True
         person.process = there
 
@@ -1974,6 +2045,8 @@ class World:
         person = self.person_of(client)
         assert person.process is process and not person.is_gone
         assert client.socket.queued >= person.sight.queued, f"client {person.number}: what waited for it is lost"
+        if self.crowd is not None:
+            self.crowd.take(person.number, process.number)
         person.is_on_its_way = False
         person.moved_at = person.moves_since
         person.detached_to = client.socket.queued
@@ -1985,6 +2058,9 @@ class World:
         """The new shard has closed it."""
         person = self.person_of(client)
         assert self.seen["link break"] or self.ended, f"client {person.number} is lost because it moved"
+        if self.crowd is not None:
+            self.crowd.doubt()
+            self.may_be_lost = True
         self.seen["move closed"] += 1
         if not person.is_gone:
             self.go(person)
@@ -2048,6 +2124,7 @@ class World:
             assert person.is_gone or not person.is_refused, f"client {person.number} stays, and was to be refused"
             assert person.is_gone or not person.expected, f"client {person.number} was not told {person.expected}"
         self.note_settled()
+        self.count_all()
         self.check_counts()
         self.check_staying()
         promises.check(self.history)
@@ -2156,6 +2233,7 @@ ALONE: dict[str, Callable[[World, Step], None]] = {
     "desert": World.do_desert,
     "sever": World.do_sever,
     "chase": World.do_chase,
+    "tear": World.do_tear,
     "owe": World.do_owe,
     "recant": World.do_recant,
     "entrust": World.do_entrust,
