@@ -27,6 +27,7 @@ SITUATIONS = {
     "… and breaks": "link breaks while it rests",
     "… and its sibling leaves": "sibling leaves with what rested",
     "… and is at its end": "link ends while it rests",
+    "… and is read to its end in turns": "sibling that rests, and has hung up, is not listed",
     "client rests": "client rests",
     "client held for a slow client": "hold for a client",
     "client held for a link that is behind": "hold for a link",

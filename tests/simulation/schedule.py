@@ -200,6 +200,9 @@ BRIEF_PATTERNS = (
     "request request settle answer carry answer carry break carry answer carry settle",
     "sub settle pub hop carry volley carry carry break carry bring settle",
     "sub 1 settle volley volley hop 1 carry carry bring settle",
+    "sub sub sub settle volley volley volley carry carry carry bereave carry carry tell carry settle",
+    "gather sub settle volley volley carry carry bereave carry pub carry tell tell carry boot tell carry settle",
+    "sub request request settle volley answer carry carry bereave carry carry tell carry ping settle",
 )
 # An account that a member of the cluster has, and whose user is there, comes to our broker, to one process after the
 # other: drawn apart, of worlds with other servers and several accounts.
@@ -579,7 +582,7 @@ def parsed(text: str) -> Schedule:
             - set(PATTERN_STEPS)
             - set(ROUTER_STEPS)
             - set(SERVER_STEPS)
-            - {"reload", "connect", "ask", "odd", "exceed", "grow", "tear"}
+            - {"reload", "connect", "ask", "odd", "exceed", "grow", "tear", "bereave"}
         )
         unknown |= set(features) - set(FEATURES) - set(LATER_FEATURES) - {*SERVER_FEATURES, *APART}
         if unknown:

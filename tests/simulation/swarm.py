@@ -133,7 +133,6 @@ class End(Pipe):
     process: Process
     other: End
     opened = 0
-    is_hung_up = False
 
     def __init__(self, process: Process) -> None:
         self.process = process
@@ -168,6 +167,13 @@ class End(Pipe):
             lines = self.reader.lines(bytes(self.socket.sent[self.noted : done]))
             self.noted = done
             self.process.swarm.note(lines, self)
+
+    @property
+    def is_hung_up(self) -> bool:
+        """Whether the other end has closed; what it sent before may be on its way."""
+        is_over = self.is_cut or (self.other.socket is not None and not self.other.is_open)
+        self.process.swarm.seen["sibling that rests, and has hung up, is not listed"] += is_over
+        return is_over
 
     @property
     def rests(self) -> bool:
@@ -899,6 +905,14 @@ class Swarm:
             process.hear(message)
         self.turn()
         return True
+
+    def hear_of_death(self, dead: Process, process: Process) -> None:
+        """The router hears of a death, and one process of the router's next list; others later."""
+        while dead.outbox:
+            self.deliver(dead.number, dead.outbox.popleft())
+        while process.inbox and process.is_alive:
+            process.hear(process.inbox.popleft())
+        self.turn()
 
     def pass_s(self, seconds: float) -> None:
         """Let time pass, for all."""

@@ -1540,6 +1540,17 @@ class World:
             self.look()
             self.seen["link breaks with a client on its way"] += 1
 
+    def do_bereave(self, step: Step) -> None:
+        """A shard dies, and a sibling whose link rests on what it has sent hears at once that it is not listed."""
+        ends = [end for end in self.swarm.ends if end.rests and end.link is not None and end.link.is_resting]
+        ends = [end for end in ends if end.other.is_open and end.other.process.gateway is None]
+        if not ends or len(self.swarm.shards) <= 2 or not self.swarm.has_router:
+            return
+        end = ends[step.who % len(ends)]
+        end.other.process.die()
+        self.swarm.hear_of_death(end.other.process, end.process)
+        self.seen["kill"] += 1
+
     def do_chase(self, step: Step) -> None:
         """A queue message is sent on, because members leave, while their links to the last member's shard are late.
 
@@ -2234,6 +2245,7 @@ ALONE: dict[str, Callable[[World, Step], None]] = {
     "sever": World.do_sever,
     "chase": World.do_chase,
     "tear": World.do_tear,
+    "bereave": World.do_bereave,
     "owe": World.do_owe,
     "recant": World.do_recant,
     "entrust": World.do_entrust,
