@@ -45,6 +45,7 @@ SITUATIONS = {
     "SUB denied": "SUB denied",
     "reply permission used": "reply permission",
     "permissions reloaded": "rights reloaded",
+    "… of a user who logs in anew": "rights of a user reloaded",
     "CONNECT again": "anew",
     "… as nats-server 2.15, which ends subscriptions": "anew, and without subscriptions",
     "… and waits for who lingers": "anew, when siblings know",

@@ -29,12 +29,17 @@ KIND = "nats"
 RTT_US = 1000
 
 
-def options_with_users(options: Options, accounts: tuple[str, ...], limits: Limits) -> Options:
-    """The same options, and a user for each account and each row of RIGHTS."""
+def options_with_users(
+    options: Options, accounts: tuple[str, ...], limits: Limits, rights_of: dict[str, int]
+) -> Options:
+    """The same options, and for each account as many users as there are rows of RIGHTS.
+
+    The rights of each are those of its number, or of `rights_of` its name.
+    """
+    names = [(account, user_name(account, number), number) for account in accounts for number in range(len(RIGHTS))]
     users = tuple(
-        User(user_name(account, rights), PASSWORD, account=account, permissions=permissions)
-        for account in accounts
-        for rights, permissions in enumerate(RIGHTS)
+        User(name, PASSWORD, account=account, permissions=RIGHTS[rights_of.get(name, number)])
+        for account, name, number in names
     )
     return msgspec.structs.replace(options, users=users, limits=limits)
 
@@ -141,8 +146,20 @@ class Owner:
         self.user_names = frozenset(user.name for user in options.users)
         self.certificate_rules = {KIND: None}
         self.census = self.allowances = Uncounted()
+        self._mesh = probe.mesh
         self.opened: ProbeSocket | None = None  # the socket of the session that was made last
         self._is_expected = False
+
+    def reload(self, options: Options) -> None:
+        """Apply these options: readmit() follows for each client."""
+        self.authenticators = {KIND: Authenticator(options)}
+        self.rights = Rights(options, self._mesh, self.rights)
+
+    def readmit(self, login: Login) -> None:
+        """As Clients, after a reload."""
+        assert login.admission is not None
+        identity = self.authenticators[KIND].readmit(login.admission)
+        assert identity is not None and login.reenter(identity)
 
     def log_in(self) -> tuple[Login, ProbeSocket]:
         """A new client, which is to send CONNECT."""

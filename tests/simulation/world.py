@@ -23,6 +23,7 @@ from gnatswarm.broker.errors import CloseReason
 from gnatswarm.broker.frozen import OfferedClient, RecordRefused
 from gnatswarm.broker.limits import Limits
 from gnatswarm.broker.message_trace import DISABLED
+from gnatswarm.broker.options import Options
 from gnatswarm.broker.permissions import Permissions
 from gnatswarm.probes.engine import ProbeSocket, set_step_cost
 from gnatswarm.probes.pipes import Sight, client_frames, relieved, with_news
@@ -120,6 +121,7 @@ class Person:
     wishes: Wishes = field(default_factory=Wishes)
     expected: deque[str] = field(default_factory=deque)  # what it is to be told, in order, in worlds with VERBOSE
     coming: Login | None = None  # its session at the shard to which it moves
+    user: int = 0  # its number, in worlds where clients log in
     is_refused: bool = False  # its CONNECT was to be refused
     unacked: list[Message] = field(default_factory=list)  # what it sent since its last PONG
     is_gone: bool = False
@@ -229,6 +231,7 @@ class World:
         self.swarm.on_frames = self.on_frames
         self.swarm.on_break = self.on_break
         self.owners: dict[int, Owner] = {}
+        self.rights_of: dict[str, int] = {}  # of users that do not have those of their number any more, by name
         self.variant = 0  # of the last reload
         self.is_renewing = False  # since the last reload of imports not everything has arrived
         self.may_be_lost = False  # the router has not looked since a client was lost on its way, or a shard died
@@ -318,10 +321,11 @@ class World:
         account = account or self.tenants.accounts[number % len(self.tenants.accounts)]
         if self.crowd is not None and not self.is_counted(self.crowd, number, account, process):
             return False
-        rights = self.rng.randrange(len(RIGHTS)) if self.schedule.has("rights") else 0
+        user = rights = self.rng.randrange(len(RIGHTS)) if self.schedule.has("rights") else 0
         client: EngineClient
         if self.schedule.has(ANEW):
-            line = connect_line(wishes, user_name(account, rights))
+            rights = self.rights_of.get(user_name(account, user), user)
+            line = connect_line(wishes, user_name(account, user))
             client = LoginClient(process.engine, self.owner_of(process), line)
         else:
             client = process.engine.client(connect_line(wishes))
@@ -329,7 +333,7 @@ class World:
             assert mesh is not None
             client.connection.enter(mesh.account(account.encode()), COMPILED[rights])
         process.clients.add(client)
-        person = Person(number, process, client, account, rights, limits=self.limits, wishes=wishes)
+        person = Person(number, process, client, account, rights, limits=self.limits, wishes=wishes, user=user)
         if self.schedule.has(BRIEF) and not isinstance(client.session, Login):
             client.session.on_turn_over = lambda: person.process.on_turn_over(client.session)  # type: ignore[method-assign]
         self.expect(person, "+OK")
@@ -358,10 +362,9 @@ class World:
         """What the sessions of a shard share, where clients log in for themselves."""
         found = self.owners.get(id(process))
         if found is None:
-            options = options_with_users(self.tenants.options(), self.tenants.accounts, self.limits)
             found = Owner(
                 process.engine.probe,
-                options,
+                self.options_with_users(),
                 is_like_newer=self.is_like_newer,
                 ends_at_once=1 + self.schedule.seed % 3,
                 call_soon=process.loop.call_soon,
@@ -369,6 +372,10 @@ class World:
             )
             self.owners[id(process)] = found
         return found
+
+    def options_with_users(self) -> Options:
+        """What a shard's sessions log in by."""
+        return options_with_users(self.tenants.options(), self.tenants.accounts, self.limits, self.rights_of)
 
     @property
     def is_like_newer(self) -> bool:
@@ -1090,10 +1097,13 @@ class World:
         """Reload its permissions."""
         self.swarm.turn()
         self.look()
-        if not person.is_read or not self.schedule.has("rights") or self.schedule.has(ANEW):
+        if not person.is_read or not self.schedule.has("rights"):
             return
         rights = step.which % len(RIGHTS)
         if rights == person.rights:
+            return
+        if self.schedule.has(ANEW):
+            self.reload_user(person, rights)
             return
         person.rights = rights
         person.reads.clear()
@@ -1119,6 +1129,44 @@ class World:
         self.seen["rights reloaded"] += 1
         self.swarm.turn()
 
+    def reload_user(self, person: Person, rights: int) -> None:
+        """Reload the rights of its user, on all shards at once: of all its clients, if all of them are read."""
+        present = [one for one in self.people if not one.is_gone]
+        which = person.account, person.user
+        clients = [one for one in present if (one.account, one.user) == which]
+        for one in present:
+            assert isinstance(one.client.session, Login)
+            if one in clients and not (
+                one.is_read and one.moves_since == NEVER and not one.client.connection.is_ending
+            ):
+                return
+            if one.moves_since != NEVER or one.is_on_its_way or one.client.session._entering is not None:
+                return  # (its rights are read when it arrives, or enters)
+        self.rights_of[user_name(*which)] = rights
+        for process in self.swarm.alive:
+            if process.gateway is None:
+                self.owner_of(process).reload(self.options_with_users())
+        for one in clients:
+            assert isinstance(one.client.session, Login)
+            one.rights = rights
+            one.reads.clear()
+            self.history.rights[one.number].append((self.now, rights))
+            n = one.client.connection.subscriptions
+            self.owner_of(one.process).readmit(one.client.session)
+            ended = 0
+            for sub in one.subscriptions:
+                if sub.left_at == NEVER and not may_subscribe(rights, sub.pattern):
+                    ended += 1
+                    sub.left_at = self.now
+                if sub.left_at != NEVER and sub.queue:
+                    sub.gone_at = min(sub.gone_at, self.now)  # it does not linger any more
+            while one.client.connection.is_ending:  # what is not allowed gets nothing meanwhile
+                one.client.session.end_some(1)
+                self.swarm.turn()
+            assert n - one.client.connection.subscriptions == ended, f"the reload does not end {ended} of {one.number}"
+        self.seen["rights of a user reloaded"] += 1
+        self.swarm.turn()
+
     def do_connect(self, person: Person, step: Step) -> None:
         """It sends CONNECT again, often as somebody else, and more in the same write."""
         if not self.schedule.has(ANEW):
@@ -1128,11 +1176,12 @@ class World:
         if not person.is_read:
             return
         rng = Random(f"connect {step.who} {step.which} {step.much}")
-        account, rights = person.account, person.rights
+        account, user = person.account, person.user
         if self.schedule.has("rights") and rng.random() < 0.6:
-            rights = rng.randrange(len(RIGHTS))
+            user = rng.randrange(len(RIGHTS))
         if self.is_like_newer and rng.random() < 0.5:
             account = rng.choice(self.tenants.accounts)
+        rights = self.rights_of.get(user_name(account, user), user)
         hears_nobody = rng.random() < 0.7
         wishes = person.wishes._replace(
             echo=self.servers is not None or rng.random() < 0.6,
@@ -1145,9 +1194,9 @@ class World:
         others = [one for one in self.tenants.accounts if one != person.account]
         if not is_good and not self.is_like_newer and others and rng.random() < 0.5:
             # 2.9 refuses who has subscriptions and wants another account.
-            line = connect_line(wishes, user_name(rng.choice(others), rights))
+            line = connect_line(wishes, user_name(rng.choice(others), user))
         else:
-            line = connect_line(wishes, user_name(account, rights), is_good=is_good)
+            line = connect_line(wishes, user_name(account, user), is_good=is_good)
         if not is_good:
             person.is_refused = True
             self.expect(person, "-ERR 'Authorization Violation")
@@ -1164,7 +1213,7 @@ class World:
         if account != person.account:
             person.to_answer.clear()
             person.unread = deque(one for one in person.unread if one[1] == "PONG")
-        person.account, person.rights = account, rights
+        person.account, person.user, person.rights = account, user, rights
         person.wishes = wishes
         self.expect(person, "+OK")
         words = [line]
