@@ -8,6 +8,7 @@ dies, the lifeline ends, and the shard exits at once without regard to its clien
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import os
@@ -110,6 +111,7 @@ class Worker:
         self._generation = 0  # of the options
         self._boot: control.Boot | None = None
         self._logging: Logging | None = None  # as the log is configured; None: it is not
+        self._reserve: Reserve | None = None  # descriptors that clients cannot take; None before Boot
         self._handoff: socket.socket | None = None
         self._say_full_at_s = 0.0
         self._departure: Departure | None = None
@@ -182,12 +184,13 @@ class Worker:
                 self._shard.stop_listening()
                 self._leave(grace_s, duration_s, quiet_s=0.0)
             case control.Reload(options, generation):
-                self._reload(options, lambda: self._channel.send(control.Reloaded()))
+                with self._reserved():
+                    self._reload(options, lambda: self._channel.send(control.Reloaded()))
                 self._generation = generation
                 if self._placing is not None:
                     self._placing.configure(options.placement, generation)
             case control.ReopenLog():
-                logs.reopen()
+                self._reopen_log()
             case control.Disconnect(first_cid):
                 self._channel.send(control.Disconnected(self._shard.clients.disconnect(first_cid)))
             case control.Snapshot():
@@ -212,7 +215,8 @@ class Worker:
 
     def _on_lifeline(self) -> None:
         """A router has taken over, and gives us a new channel; or the keeper is dead."""
-        descriptor = keeping.receive_channel(self._lifeline)
+        with self._reserved():
+            descriptor = keeping.receive_channel(self._lifeline)
         if descriptor is None:
             if not self.done.done():
                 logger.error("the broker's main process is gone")
@@ -243,6 +247,16 @@ class Worker:
         self._shard.system.ask_again()
         if self._gateway is not None:
             self._gateway.tell_again()
+
+    def _reserved(self) -> contextlib.AbstractContextManager[None]:
+        """What the router asks for is done also where clients have taken all descriptors."""
+        return contextlib.nullcontext() if self._reserve is None else self._reserve.opened()
+
+    def _reopen_log(self) -> None:
+        with self._reserved():
+            problem = logs.reopen()
+        if problem:
+            logger.error("%s", problem)
 
     def _tell(self, message: ControlMessage) -> None:
         """Send to the present router; while there is none, nobody: `Resumed` says what counts."""
@@ -277,7 +291,7 @@ class Worker:
         self._configure_logs(boot.options.logging)
         make_room(boot.options.limits.max_connections, boot.page_fd)
         self._page = page = Page.attach(boot.page_fd)
-        reserve = Reserve()
+        self._reserve = reserve = Reserve()
         headroom = DescriptorHeadroom(self._on_headroom)
         path = os.path.join(boot.link_dir, f"{boot.shard}.{boot.boot_id}.sock")
         self._shard = self._new_shard(boot, page, headroom)
@@ -520,7 +534,10 @@ class Worker:
 
     def _reload(self, options: Options, on_done: Callable[[], None]) -> None:
         assert self._boot is not None
-        self._configure_logs(options.logging)
+        try:
+            self._configure_logs(options.logging)
+        except OSError as error:  # the router could; the next reload tries again
+            logger.error("Reload: logging stays as it was: %s", logs.failure(options.logging, error))
         self._shard.reload(options, on_done)
         if self._gateway is not None:
             self._gateway.reload(options)
@@ -628,7 +645,7 @@ class Worker:
             case control.Ping(seq):
                 self._channel.send(control.Pong(seq))
             case control.ReopenLog():
-                logs.reopen()
+                self._reopen_log()
 
     def _on_relay_changed(self) -> None:
         if self._is_relay and self._relay is not None and not self._relay.clients:

@@ -9,6 +9,7 @@ import resource
 import pytest
 
 from tests.support import swarm
+from tests.support.servers import wait_until
 from tests.support.wire import Client, Cluster
 
 pytestmark = pytest.mark.kinds("gnatswarm-2", "gnatswarm-4")
@@ -93,6 +94,41 @@ async def test_a_killed_shard_comes_back_though_its_sibling_is_full(crowded, sub
 def leave_all_but(cluster: Cluster, *stay: Client) -> None:
     """All clients but these go."""
     cluster.leave(*(one for one in cluster.all if one not in stay))
+
+
+async def test_a_reload_of_the_log_ends_no_shard_that_is_full(crowded, subject, tmp_path):
+    """A log file, a certificate, an inbox in the system account are descriptors, too."""
+    broker, cluster = crowded
+    listener, talker = await cluster.clients(2, on_different_shards=True)
+    await listener.talk(f"SUB {subject} 1\r\nPING\r\n", expect="PONG\r\n")
+    await fill(cluster)
+    log = tmp_path / "broker.log"
+    changed = f'placement {{ after_scale: stay }}\nlog_file: "{log}"\ndebug: true\nmax_payload: 1000\n'
+    (broker.directory / "broker.conf").write_text(changed)
+    await asyncio.to_thread(swarm.operate, broker, "reload")
+    await talker.talk(f"PUB {subject} 2\r\nok\r\nPING\r\n", expect="PONG\r\n")
+    await listener.expect(f"MSG {subject} 1 2\r\nok\r\n")
+    shards = broker.kind.shards
+    starts = {shard: row["starts"] for shard, row in (await asyncio.to_thread(swarm.rows, broker)).items()}
+    assert starts == dict.fromkeys(range(shards), 1)
+    leave_all_but(cluster, listener, talker)  # of which each shard tells, at this level
+    own = [re.compile(rf"shard {shard} - ") for shard in range(shards)]
+    await asyncio.to_thread(wait_until, lambda: all(one.search(log.read_text()) for one in own))
+
+
+async def test_a_shard_without_descriptors_is_taken_over_by_the_next_router(start_broker, cluster_of):
+    broker = start_broker(args=["--no-stats"])
+    stays = [await swarm.client_on(cluster_of(broker), shard) for shard in (0, 1)]
+    before = await swarm.pids(broker)
+    router = (await asyncio.to_thread(swarm.status, broker))["router_pid"]
+    for pid in before.values():
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, resource.prlimit(pid, resource.RLIMIT_NOFILE)[1]))
+    swarm.signal_shard(broker, router)
+    await asyncio.to_thread(broker.log.wait_line, "goes on with its shards", 20.0)
+    await asyncio.to_thread(swarm.operate, broker, "reload")  # each says that it has heard
+    assert await swarm.pids(broker) == before
+    for client in stays:
+        await client.talk("PING\r\n", expect="PONG\r\n")
 
 
 async def test_the_swarm_grows_though_its_shards_are_full(crowded, subject):
