@@ -184,8 +184,8 @@ class Companions:
     def on_message(self, shard: int, message: control.ControlMessage) -> None:
         """A shard sent a message that changes no state."""
         match message:
-            case control.Reloaded():
-                self._echo.on_reloaded(shard)
+            case control.Reloaded(generation):
+                self._echo.on_reloaded(shard, generation)
             case control.Disconnected(clients):
                 if self._disconnections is not None:
                     self._disconnections.on_disconnected(shard, clients)
@@ -205,7 +205,7 @@ class Companions:
 
     def on_shard_gone(self, shard: int) -> None:
         """The shard's process was reaped: it will not answer questions any more."""
-        self._echo.on_reloaded(shard)
+        self._echo.on_gone(shard)
         if self._placing is not None:
             self._placing.on_shard_gone(shard)
         if self._monitoring is not None:

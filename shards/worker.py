@@ -185,7 +185,7 @@ class Worker:
                 self._leave(grace_s, duration_s, quiet_s=0.0)
             case control.Reload(options, generation):
                 with self._reserved():
-                    self._reload(options, lambda: self._channel.send(control.Reloaded()))
+                    self._reload(options, lambda: self._channel.send(control.Reloaded(generation)))
                 self._generation = generation
                 if self._placing is not None:
                     self._placing.configure(options.placement, generation)

@@ -17,6 +17,7 @@ class ReloadEcho:
     def __init__(self, notifier: Notifier) -> None:
         self._notifier = notifier
         self._awaited: set[int] = set()  # shards that have not confirmed the last reload
+        self._generation = 0  # of its options
         self._digest = ""
 
     @property
@@ -24,15 +25,26 @@ class ReloadEcho:
         """Whether every shard has confirmed."""
         return not self._awaited
 
-    def expect(self, shards: set[int], digest: str = "") -> None:
+    def expect(self, shards: set[int], generation: int, digest: str = "") -> None:
         """Begin a reload: wait for confirmations of these shards. `digest`: of the configuration; "": not logged."""
         self._awaited = shards
+        self._generation = generation
         self._digest = f" ({digest})" if digest else ""
+        if not shards:
+            self._end()
 
-    def on_reloaded(self, shard: int) -> None:
-        """This shard has confirmed the reload, or is gone."""
+    def on_reloaded(self, shard: int, generation: int) -> None:
+        """This shard has confirmed the reload of this generation, which may be one before the last."""
+        if generation == self._generation:
+            self.on_gone(shard)
+
+    def on_gone(self, shard: int) -> None:
+        """This shard is not waited for any more."""
         if shard in self._awaited:
             self._awaited.discard(shard)
             if not self._awaited:
-                log.info("Reloaded server configuration%s", self._digest)
-                self._notifier.reloaded()
+                self._end()
+
+    def _end(self) -> None:
+        log.info("Reloaded server configuration%s", self._digest)
+        self._notifier.reloaded()

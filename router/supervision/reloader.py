@@ -123,7 +123,7 @@ class Reloader:
         self._broker.adopt(options)
         self._on_reloaded()
         serving = {shard.number for shard in self._broker.members if shard.process is not None}
-        self._echo.expect(serving, options.config_digest)
+        self._echo.expect(serving, self._broker.generation, options.config_digest)
         self._broker.tell_all(Reload(options, self._broker.generation))
         if options.sharding.shards and options.sharding.shards != old.sharding.shards:
             before = self._broker.wanted

@@ -19,7 +19,7 @@ from gnatswarm.shards.boundary.rows import Query
 
 # Increased with every change of a message. Router and shards come from one installation; versions differ when that was
 # upgraded under a running broker. The shard then reports it and does not start.
-CONTROL_VERSION = 25
+CONTROL_VERSION = 26
 
 # The process that is connected to other servers has this number among the shards.
 GATEWAY_NUMBER = 63
@@ -269,7 +269,9 @@ class Fatal(ControlMessage, frozen=True):
 
 
 class Reloaded(ControlMessage, frozen=True):
-    """The options of the last Reload are in force here."""
+    """The options of a Reload are in force here."""
+
+    generation: int  # of that Reload; a later one may be on its way
 
 
 class Disconnected(ControlMessage, frozen=True):

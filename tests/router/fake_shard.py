@@ -70,7 +70,7 @@ class FakeShard:
             assert self.boot is not None
             with Path(os.environ["FAKE_SHARD_BOOT_LOG"] + ".reloads").open("a") as file:
                 file.write(json.dumps({"shard": self.boot.shard, "generation": message.generation}) + "\n")
-            self.channel.send(control.Reloaded())
+            self.channel.send(control.Reloaded(message.generation))
         elif isinstance(message, control.Stop):
             self.finish(0)
         elif isinstance(message, control.Drain | control.LameDuck):

@@ -48,6 +48,7 @@ class Router:
     def adopt(self, options: Options) -> None:
         self.options = options
         self.configured_us = 1
+        self.generation += 1
 
     def remember(self) -> None:
         """It is in the record of the broker that a reload failed, or did not."""
@@ -90,9 +91,9 @@ def test_every_shard_is_told_the_whole_of_it(wanted: Options) -> None:
     router = Router(Options())
     router.reload(lambda: wanted)
     assert router.options is wanted and router.configured_us > 0
-    assert [step for step in router.steps if isinstance(step, Reload)] == [Reload(wanted)]
+    assert [step for step in router.steps if isinstance(step, Reload)] == [Reload(wanted, 1)]
     # Whoever looks afterwards finds the new options with the router before a shard can have answered.
-    assert router.steps.index("monitoring") < router.steps.index(Reload(wanted))
+    assert router.steps.index("monitoring") < router.steps.index(Reload(wanted, 1))
     assert ("pid file pid" in router.steps) is bool(wanted.pid_file)
 
 
@@ -100,11 +101,29 @@ def test_a_reload_is_done_when_every_shard_that_was_told_has_said_so_or_is_gone(
     router = Router(Options())
     router.shards = [SimpleNamespace(number=number, process=object()) for number in range(2)]
     router.reload(lambda: Options(limits=Limits(max_connections=3)))
-    router.echo.on_reloaded(0)
-    router.echo.on_reloaded(0)
+    router.echo.on_reloaded(0, 1)
+    router.echo.on_reloaded(0, 1)
     assert "reloaded: " not in router.steps
-    router.echo.on_reloaded(1)
-    router.echo.on_reloaded(1)  # said it, and is gone later
+    router.echo.on_reloaded(1, 1)
+    router.echo.on_gone(1)  # said it, and is gone later
+    assert router.steps.count("reloaded: ") == 1
+
+
+def test_a_shard_that_confirms_the_reload_before_has_not_confirmed_this_one() -> None:
+    router = Router(Options())
+    for most in (3, 4):
+        router.reload(lambda most=most: Options(limits=Limits(max_connections=most)))  # type: ignore[misc]
+    router.echo.on_reloaded(0, 1)
+    assert not router.echo.is_complete and "reloaded: " not in router.steps
+    router.echo.on_reloaded(0, 2)
+    assert router.echo.is_complete and router.steps.count("reloaded: ") == 1
+
+
+def test_where_no_shard_has_a_process_a_reload_is_done_at_once() -> None:
+    """A service manager waits for the word that it is."""
+    router = Router(Options())
+    router.shards = [SimpleNamespace(number=0, process=None)]
+    router.reload(lambda: Options(limits=Limits(max_connections=3)))
     assert router.steps.count("reloaded: ") == 1
 
 
@@ -113,7 +132,7 @@ def test_a_shard_without_a_process_is_not_waited_for() -> None:
     router = Router(Options())
     assert [shard.number for shard in router.shards if shard.process is None] == [1]
     router.reload(lambda: Options(limits=Limits(max_connections=3)))
-    router.echo.on_reloaded(0)
+    router.echo.on_reloaded(0, 1)
     assert "reloaded: " in router.steps
 
 
@@ -122,7 +141,7 @@ def test_other_shards_come_and_go_after_all_were_told() -> None:
     wanted = Options(sharding=Sharding(shards=3), limits=Limits(max_connections=3))
     router.reload(lambda: wanted)
     assert router.steps[-2:] == ["scale 3", "even"]
-    assert Reload(wanted) in router.steps
+    assert Reload(wanted, 1) in router.steps
     router.wanted = 3
     router.reload(lambda: wanted)
     assert router.steps.count("scale 3") == 1

@@ -71,7 +71,7 @@ TO_ROUTER: list[ControlMessage] = [
     control.HasHeadroom(False),
     control.Pong(3),
     control.Fatal("no \N{GREEK SMALL LETTER ALPHA}ccount"),
-    control.Reloaded(),
+    control.Reloaded(3),
     control.Disconnected(3),
     control.Moved(3, {"it has TLS": 2}),
     control.Matching(2, [control.RuleMatch(0, 3, 1, 2.5)]),
