@@ -123,7 +123,7 @@ class Companions:
             on_scaled_up=rebalance.begin_after_scale,
             warnings=self._placing.warnings,
         )
-        self._system.reload = reloader.reload
+        self._system.reload = reloader.reload_everywhere
         answers = OperatorAnswers(
             broker,
             broker,
@@ -136,7 +136,7 @@ class Companions:
             self._live_journey,
             self._published,
         )
-        signals = SignalHandlers(broker, broker, supervisor, reloader.reload)
+        signals = SignalHandlers(broker, broker, supervisor, reloader.begin)
         supervisor.supervise()
         self._operators = OperatorServer()
         rolling.go_on()

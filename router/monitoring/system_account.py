@@ -22,7 +22,7 @@ from gnatswarm.shards.boundary.control import (
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine
 
     from gnatswarm.router.monitoring.state import MonitoringState
     from gnatswarm.router.monitoring.system_answers import SystemAnswers
@@ -46,7 +46,9 @@ class SystemAccount:
         self._view = view
         self._channels = channels
         self._monitoring = monitoring
-        self.reload: Callable[[], ReloadOutcome] | None = None  # reads the configuration again; None: nobody does
+        self.reload: Callable[[], Awaitable[ReloadOutcome]] | None = (
+            None  # reads the configuration again; None: nobody does
+        )
         self._answers: SystemAnswers | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._next_statsz: asyncio.TimerHandle | None = None

@@ -65,7 +65,7 @@ class SystemAnswers:
     """Answers the requests to one broker."""
 
     def __init__(
-        self, view: BrokerView, state: MonitoringState, reload: Callable[[], ReloadOutcome] | None = None
+        self, view: BrokerView, state: MonitoringState, reload: Callable[[], Awaitable[ReloadOutcome]] | None = None
     ) -> None:
         """`reload` reads the configuration again; None: it cannot be asked for."""
         self._view = view
@@ -229,10 +229,12 @@ class SystemAnswers:
             found["status_code"] = 503 if fault else 200
         return found | ({"error": fault} if fault else {})
 
-    async def _reloaded(self, reload: Callable[[], ReloadOutcome]) -> object:
-        outcome = reload()
+    async def _reloaded(self, reload: Callable[[], Awaitable[ReloadOutcome]]) -> object:
+        outcome = await reload()
         if outcome.refused:
             raise BadQuery("\n".join(outcome.refused))
+        if outcome.is_late:
+            raise BadQuery("a shard has not taken the new options yet")
         return None
 
     async def _no_jetstream(self, _asked: RequestOptions, _account: str) -> object:

@@ -55,7 +55,6 @@ PART_DEADLINE_S = 5.0
 LONGEST_PART_S = 60.0
 # A start takes a tenth of a second, on a busy machine more. Less than the client side waits.
 START_DEADLINE_S = 50.0
-RELOAD_DEADLINE_S = 10.0
 POLL_S = 0.002
 
 
@@ -205,7 +204,7 @@ class OperatorAnswers:
     async def _roll(self, request: RestartRequest | UpgradeRequest, say: Say) -> Reply:
         if self._rebalance.is_under_way:
             return Reply(error="a rebalance is under way")
-        if not self._reloader.is_done:
+        if self._reloader.is_under_way:
             return Reply(error="a reload is under way")
         if isinstance(request, UpgradeRequest):
             text, problem = await self._rolling.upgrade(request.executable, say, request.relay_s)
@@ -256,14 +255,11 @@ class OperatorAnswers:
         )
 
     async def _reload(self) -> Reply:
-        outcome = self._reloader.reload()
+        outcome = await self._reloader.reload_everywhere()
         if outcome.refused:
             return Reply(error="\n".join(outcome.refused))
-        deadline = time.monotonic() + RELOAD_DEADLINE_S
-        while not self._reloader.is_done:
-            if time.monotonic() > deadline:
-                return Reply(error="a shard has not taken the new options yet; `gnatswarm status` says which")
-            await asyncio.sleep(POLL_S)
+        if outcome.is_late:
+            return Reply(error="a shard has not taken the new options yet; `gnatswarm status` says which")
         return Reply(reload=outcome.answer)
 
     async def _disconnect(self, first_cid: int) -> Reply:

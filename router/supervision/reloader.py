@@ -1,11 +1,17 @@
 """The reloader: reads the configuration again and applies all of it to a running broker, or nothing.
 
-`router.config.reload` decides what may change; this module applies it. Called at SIGHUP, and when an operator asks.
+`router.config.reload` decides what may change; this module applies it. Called at SIGHUP, and when an operator asks. The
+configuration is read in a thread: thousands of users take seconds, in which shards die and clients come. One is read at
+a time; whoever asks meanwhile gets the next one, together with all others who do.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import gc
 import logging
+import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -28,12 +34,17 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("gnatswarm.router")
 
+# From its being applied. Less than a command waits for its reply.
+CONFIRMED_WITHIN_S = 10.0
+POLL_S = 0.002
+
 
 class ReloadOutcome(msgspec.Struct, frozen=True):
     """The result of a reload: every reason why nothing was changed, or else the answer for an operator."""
 
     refused: tuple[str, ...] = ()
     answer: ReloadAnswer = msgspec.field(default_factory=ReloadAnswer)
+    is_late: bool = False  # a shard has not confirmed it in time
 
 
 class Reloader:
@@ -62,16 +73,54 @@ class Reloader:
         self._on_reloaded = on_reloaded
         self._on_scaled_up = on_scaled_up
         self._warnings = warnings
+        self._present: asyncio.Task[ReloadOutcome] | None = None  # reads the configuration, and applies it
+        self._next: asyncio.Task[ReloadOutcome] | None = None  # begins when that is over
 
     @property
-    def is_done(self) -> bool:
-        """Whether every shard has confirmed the last reload, or is gone."""
-        return self._echo.is_complete
+    def is_under_way(self) -> bool:
+        """Whether one is being read or waits, or shards have not confirmed the last one."""
+        return self._present is not None or self._next is not None or not self._echo.is_complete
 
-    def reload(self) -> ReloadOutcome:
-        """Reload; each problem is also logged. Shards confirm the new options later (`is_done`)."""
+    def begin(self) -> None:
+        """Reload, for who does not wait for the outcome: the log has it."""
+        self._turn()
+
+    async def reload(self) -> ReloadOutcome:
+        """Reload; each problem is also logged. It is applied then; shards confirm the new options later."""
+        return await asyncio.shield(self._turn())
+
+    async def reload_everywhere(self) -> ReloadOutcome:
+        """Reload, and wait until it holds on every shard, but no longer than CONFIRMED_WITHIN_S."""
+        outcome = await self.reload()
+        give_up_at = time.monotonic() + CONFIRMED_WITHIN_S
+        while not outcome.refused and not self._echo.is_complete:
+            if time.monotonic() > give_up_at:
+                return msgspec.structs.replace(outcome, is_late=True)
+            await asyncio.sleep(POLL_S)
+        return outcome
+
+    def _turn(self) -> asyncio.Task[ReloadOutcome]:
+        """The next one, which has not read anything yet."""
+        if self._next is None:
+            self._next = asyncio.get_running_loop().create_task(self._reload_after(self._present))
+            self._next.add_done_callback(self._on_done)
+        return self._next
+
+    async def _reload_after(self, before: asyncio.Task[ReloadOutcome] | None) -> ReloadOutcome:
+        if before is not None:
+            await asyncio.wait([before])
+        self._present, self._next = self._next, None
+        return await self._reload_now()
+
+    def _on_done(self, task: asyncio.Task[ReloadOutcome]) -> None:
+        if self._present is task:
+            self._present = None
+        if not task.cancelled() and task.exception() is not None:
+            log.critical("a reload failed", exc_info=task.exception())
+
+    async def _reload_now(self) -> ReloadOutcome:
         self._notifier.reloading()
-        outcome = self._reload()
+        outcome = await self._read_and_apply()
         has_failed = outcome.refused or outcome.answer.problems
         self._broker.reload_failed_us = time.time_ns() // 1000 if has_failed else 0
         self._broker.remember()
@@ -79,15 +128,15 @@ class Reloader:
             self._notifier.reloaded("the reload failed and changed nothing, the log says why")
         return outcome
 
-    def _reload(self) -> ReloadOutcome:
-        if self._broker.rolling is not None:
-            log.error("Reload refused, nothing was changed: a restart is under way")
-            return ReloadOutcome(("a restart is under way: try again when it is over",))
+    async def _read_and_apply(self) -> ReloadOutcome:
         if self._reparse is None:
             log.warning("Reload: there is no configuration to read again")
             return ReloadOutcome(("there is no configuration to read again",))
+        why = self._objection()
+        if why:
+            return self._refused(why)
         try:
-            options = self._reparse()
+            options = await _in_thread(self._reparse)
         except ConfigError as error:
             from gnatswarm.router.config.excerpt import with_lines
 
@@ -96,6 +145,21 @@ class Reloader:
         except (ListenError, OSError, ValueError) as error:
             log.error("Failed to reload server configuration: %s", error)
             return ReloadOutcome(tuple(str(error).splitlines()) or (type(error).__name__,))
+        why = self._objection()  # the broker has gone on meanwhile
+        return self._refused(why) if why else self._apply(options)
+
+    def _objection(self) -> str:
+        """Why nothing is reloaded now; "": nothing stands against it."""
+        if self._broker.rolling is not None:
+            return "a restart is under way: try again when it is over"
+        return "the broker is shutting down" if self._broker.is_stopping else ""
+
+    @staticmethod
+    def _refused(why: str) -> ReloadOutcome:
+        log.error("Reload refused, nothing was changed: %s", why.partition(":")[0])
+        return ReloadOutcome((why,))
+
+    def _apply(self, options: Options) -> ReloadOutcome:
         old = self._broker.options
         options = with_chosen_ports(old, options, self._broker.bound_ports())
         reloaded = diff(old, options)
@@ -137,3 +201,36 @@ class Reloader:
             log.warning("Reload: %s", problem)
             problems.append(problem)
         return ReloadOutcome(answer=ReloadAnswer(diff(old, options).live, tuple(problems)))
+
+
+async def _in_thread(read: Callable[[], Options]) -> Options:
+    """What `read` returns or raises, in a thread that no end of the process waits for."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Options] = loop.create_future()
+
+    def settle(options: Options | None, error: BaseException | None) -> None:
+        if done.cancelled():
+            return
+        if options is None:
+            done.set_exception(error or RuntimeError("nothing was read"))
+        else:
+            done.set_result(options)
+
+    def run() -> None:
+        found: tuple[Options | None, BaseException | None]
+        # Reading makes many objects and little garbage, and all threads wait while the collector looks at them.
+        gc.disable()
+        try:
+            found = read(), None
+        except BaseException as error:
+            found = None, error
+        finally:
+            gc.enable()
+        with contextlib.suppress(RuntimeError):  # the broker has ended, and its loop
+            loop.call_soon_threadsafe(settle, *found)
+
+    try:
+        threading.Thread(target=run, name="reload", daemon=True).start()
+    except RuntimeError:  # there may be no more threads
+        return read()
+    return await done

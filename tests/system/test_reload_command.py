@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import re
 import signal
 import subprocess
@@ -10,6 +12,7 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.support import swarm
 from tests.support.pages import Pages
 from tests.support.servers import Broker, wait_until
 
@@ -68,6 +71,34 @@ def test_every_error_is_printed_and_monitoring_says_when_it_failed_until_one_suc
     write(broker, "max_paylod: 200\n")
     broker.send_signal(signal.SIGHUP)
     wait_until(lambda: failed_at(pages)[0] > 0)
+
+
+def test_the_router_serves_while_it_reads_a_configuration(start_broker: Start):
+    """Thousands of users take seconds; here it is a pipe that somebody has yet to write to."""
+    broker = start_broker(args=["-m", "-1"], config="max_payload: 100\n")
+    assert broker.directory is not None
+    path = broker.directory / "broker.conf"
+    path.unlink()
+    os.mkfifo(path)
+    writer = os.open(path, os.O_RDWR)
+    router = swarm.status(broker)["router_pid"]
+    command = [*broker.kind.program(), "reload", "-p", str(broker.port)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True) as asking:
+        wait_until(lambda: str(path) in opened(router))
+        assert Pages.of(broker).json("/healthz") == {"status": "ok"}
+        swarm.status(broker)
+        os.write(writer, b"max_payload: 200\n")
+        os.close(writer)
+        assert asking.communicate(timeout=60)[0] == "reloaded:\n  limits.max_payload_bytes: 100 → 200\n"
+
+
+def opened(pid: int) -> list[str]:
+    """What that process has open."""
+    found = []
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(OSError):
+            found.append(os.readlink(f"/proc/{pid}/fd/{name}"))
+    return found
 
 
 def test_signal_reload_says_what_is_wrong_and_nothing_else(start_broker: Start):

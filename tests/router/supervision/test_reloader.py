@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -13,10 +15,12 @@ import pytest
 from gnatswarm.broker.limits import Limits
 from gnatswarm.broker.options import Logging, Options, Sharding
 from gnatswarm.router.config.conf_tree import ConfigError
+from gnatswarm.router.supervision import reloader as reloader_module
 from gnatswarm.router.supervision.reload_echo import ReloadEcho
 from gnatswarm.router.supervision.reloader import Reloader
 from gnatswarm.shards.boundary import logs
 from gnatswarm.shards.boundary.control import ControlMessage, Reload
+from tests.support.turns import until
 
 
 @dataclass
@@ -28,6 +32,7 @@ class Router:
     generation: int = 0
     pid: int = 1
     rolling: object = None
+    is_stopping: bool = False
     wanted: int = 2
     reload_failed_us: int = 0
     steps: list[Any] = field(default_factory=list)
@@ -64,9 +69,12 @@ class Router:
         return ""
 
     def reload(self, reparse: Callable[[], Options] | None) -> None:
+        asyncio.run(self.reloader(reparse).reload())
+
+    def reloader(self, reparse: Callable[[], Options] | None) -> Reloader:
         broker: Any = self
         notifier: Any = self.notifier
-        Reloader(
+        return Reloader(
             broker,
             broker,
             notifier,
@@ -74,7 +82,7 @@ class Router:
             reparse=reparse,
             on_reloaded=lambda: self.steps.append("monitoring"),
             on_scaled_up=lambda: self.steps.append("even"),
-        ).reload()
+        )
 
 
 @pytest.mark.parametrize(
@@ -185,3 +193,76 @@ def test_a_log_file_that_cannot_be_opened_leaves_logging_as_it_was_and_the_rest_
     assert router.reload_failed_us > 0  # as /varz and /metrics tell
     router.reload(lambda: router.options)
     assert router.reload_failed_us == 0
+
+
+async def test_the_router_goes_on_while_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    router = Router(Options())
+    may_go_on = threading.Event()
+
+    def reparse() -> Options:
+        assert may_go_on.wait(20)
+        return Options(auth_token="t")
+
+    reloader = router.reloader(reparse)
+    task = asyncio.create_task(reloader.reload())
+    await until(lambda: router.steps == ["reloading"])
+    assert reloader.is_under_way and router.options == Options()
+    may_go_on.set()
+    assert [change.field for change in (await task).answer.changes] == ["auth_token"]
+    assert router.options == Options(auth_token="t")
+
+
+async def test_however_many_ask_while_one_is_read_one_more_is_read_for_them() -> None:
+    router = Router(Options())
+    may_go_on = threading.Event()
+    tokens: list[str] = []
+
+    def reparse() -> Options:
+        tokens.append(str(len(tokens)))
+        assert may_go_on.wait(20)
+        return Options(auth_token=tokens[-1])
+
+    reloader = router.reloader(reparse)
+    first = asyncio.create_task(reloader.reload())
+    await until(lambda: bool(tokens))
+    others = [asyncio.create_task(reloader.reload()) for _ in range(20)]
+    reloader.begin()
+    may_go_on.set()
+    await asyncio.gather(first, *others)
+    assert tokens == ["0", "1"] and router.options.auth_token == "1"
+
+
+@pytest.mark.parametrize("what", ["rolling", "is_stopping"])
+async def test_what_has_begun_while_it_was_read_is_not_disturbed(what: str) -> None:
+    router = Router(before := Options())
+
+    def reparse() -> Options:
+        setattr(router, what, True)
+        return Options(auth_token="t")
+
+    assert (await router.reloader(reparse).reload()).refused
+    assert router.options is before
+
+
+async def test_where_there_are_no_more_threads_it_is_read_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    router = Router(Options())
+    await router.reloader(lambda: Options(auth_token="t")).reload()
+    assert router.options.auth_token == "t"
+
+
+async def test_who_asks_is_told_when_it_holds_on_every_shard() -> None:
+    router = Router(Options())
+    task = asyncio.create_task(router.reloader(lambda: Options(auth_token="t")).reload_everywhere())
+    await until(lambda: any(isinstance(step, Reload) for step in router.steps))
+    assert not task.done()
+    router.echo.on_reloaded(0, 1)
+    assert not (await task).is_late
+
+
+async def test_who_asks_is_told_that_a_shard_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reloader_module, "CONFIRMED_WITHIN_S", 0.0)
+    assert (await Router(Options()).reloader(lambda: Options(auth_token="t")).reload_everywhere()).is_late
