@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from gnatswarm.broker.bounds import DISCOURAGED_MAX_PAYLOAD_BYTES
+from gnatswarm.broker.bounds import DISCOURAGED_MAX_PAYLOAD_BYTES, LARGEST_OPTIONS_BYTES
 from gnatswarm.broker.limits import Limits
 from gnatswarm.broker.options import (
     GLOBAL_ACCOUNT,
@@ -190,6 +190,11 @@ class _Building:
             config_digest=_digest(parsed) if self._is_like_newer else "",
             notices=tuple(str(notice) for notice in [*self.warnings, *self.notices]),
         )
+        size = len(msgspec.msgpack.encode(options))
+        if size > LARGEST_OPTIONS_BYTES:
+            what = f"the configuration is too large: {size:,} bytes as shards are told it, over {LARGEST_OPTIONS_BYTES:,}"
+            at = Position(line.config_file)
+            raise ConfigError([Problem(at, what, "fewer users, or default_permissions for those that have the same")])
         return Built(options, tuple(str(warning) for warning in self.warnings))
 
     def _entry(self, entry: Entry) -> None:

@@ -81,9 +81,16 @@ class ShardProcess:
 
     @classmethod
     def start(cls, boot: Boot, parent: Parent, command: Sequence[str] = ()) -> ShardProcess:
-        """Request a shard and send Boot to it; `command` replaces the one that runs a shard. OSError."""
+        """Request a shard and send Boot to it; `command` replaces the one that runs a shard. OSError, ControlError."""
         process = cls.launched(boot, parent, command)
-        process.boot(boot)
+        try:
+            process.boot(boot)
+        except (OSError, ControlError):
+            with contextlib.suppress(OSError):
+                process.meet()  # or its pid would be taken for that of the next one
+            process.kill()
+            process.close()
+            raise
         return process
 
     @classmethod

@@ -312,8 +312,9 @@ class Supervisor:
         try:
             process = self._standby.take(boot, command) if prepared else None
             shard.process = process or ShardProcess.start(boot, self._broker.keeper, command)
-        except OSError as error:
-            self._deliver(shard, supervision.SpawnFailed(f"cannot start a process: {error.strerror}"))
+        except (OSError, control.ControlError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            self._deliver(shard, supervision.SpawnFailed(f"cannot start a process: {why}"))
             return
         if self._loop is not None:
             self._meet(shard)

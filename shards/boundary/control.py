@@ -24,7 +24,7 @@ CONTROL_VERSION = 26
 # The process that is connected to other servers has this number among the shards.
 GATEWAY_NUMBER = 63
 
-# The largest thing sent is one shard's page of ten thousand connections with all their subscriptions.
+# The largest things sent are options (`broker.bounds` has their most), and parts of pages.
 MAX_FRAME_BYTES = 16 * 1024 * 1024
 
 # How much may wait to be sent to the other end. One that leaves four full frames unread has stopped reading.

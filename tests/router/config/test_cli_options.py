@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gnatswarm.broker.bounds import LARGEST_OPTIONS_BYTES
 from gnatswarm.broker.limits import Limits
 from gnatswarm.broker.options import Logging, Options, Sharding, Stats, Tls, User, WebSocket
 from gnatswarm.router.config import conf, not_offered, option_values
@@ -19,6 +20,7 @@ from gnatswarm.router.config.conf_tree import ConfigError
 from gnatswarm.router.config.flags import parse
 from gnatswarm.router.config.option_keys import KEYS
 from gnatswarm.router.config.options_build import Built, build
+from gnatswarm.shards.boundary import control
 from gnatswarm.shards.boundary.certificates import with_files
 from tests.support.authority import Authority
 
@@ -325,6 +327,16 @@ def test_what_is_wrong_is_said_with_its_place(refusals: Callable[..., list[str]]
 def test_a_duration_of_any_length_is_refused_at_once(refusals, piece):
     (problem,) = refusals(f"write_deadline: '{piece * 200_000}'")
     assert problem.startswith('1:1: write_deadline: missing unit in duration "1')
+
+
+def test_what_shards_could_not_be_told_is_refused(built: Build, refusals: Callable[..., list[str]]) -> None:
+    """A start ended in a traceback. A reload was adopted, told to nobody, and no shard that died came back."""
+    tags = 'server_tags: "%s"\n'
+    largest = built(tags % ("x" * (LARGEST_OPTIONS_BYTES - 10_000))).options
+    # What else a shard is told with them has room.
+    assert len(control.encode(control.Reload(largest))) < control.MAX_FRAME_BYTES - 2**19
+    (refusal,) = refusals(tags % ("x" * LARGEST_OPTIONS_BYTES))
+    assert "the configuration is too large" in refusal
 
 
 def test_everything_wrong_is_said_at_once(refusals: Callable[..., list[str]]) -> None:
