@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gnatswarm.router.monitoring.system_account import SystemAccount
 from gnatswarm.router.supervision.broker_commands import BrokerCommands, RollingCommands
@@ -17,6 +17,8 @@ from gnatswarm.router.supervision.reload_echo import ReloadEcho
 from gnatswarm.shards.boundary import control
 
 if TYPE_CHECKING:
+    import asyncio
+
     from gnatswarm.broker.options import Options
     from gnatswarm.router.config.arrivals import Journey
     from gnatswarm.router.monitoring.monitor import Monitor
@@ -54,6 +56,11 @@ def import_companions() -> None:
     import gnatswarm.router.supervision.reloader
     import gnatswarm.router.supervision.rolling
     import gnatswarm.router.supervision.signal_handlers  # noqa: F401
+
+
+def _log_unexpected(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """An error that nobody expected costs what was being done. The loop alone would say so on standard error only."""
+    log.critical("%s", context.get("message", "unexpected error"), exc_info=context.get("exception"))
 
 
 class Companions:
@@ -107,6 +114,7 @@ class Companions:
         from gnatswarm.router.supervision.rolling import Rolling
         from gnatswarm.router.supervision.signal_handlers import SignalHandlers
 
+        asyncio.get_running_loop().set_exception_handler(_log_unexpected)
         broker = self._broker
         self._disconnections = Disconnections()
         self._partings = Partings()

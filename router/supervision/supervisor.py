@@ -234,6 +234,7 @@ class Supervisor:
         now = time.monotonic()
         gap_s = now - self._last_tick - TICK_S
         self._last_tick = now
+        self._loop.call_later(TICK_S, self._tick)  # first: whatever fails below, shards are looked after
         for shard in self._broker.members:
             if gap_s > LATE_S:
                 self._deliver(shard, supervision.Late(gap_s))
@@ -245,7 +246,6 @@ class Supervisor:
         self._broker.holdings.catch_up()
         self._hold()
         self._notify()
-        self._loop.call_later(TICK_S, self._tick)
 
     def _mend(self) -> None:
         """Restore our directory or files in it, which a cleaner of old files may have removed."""

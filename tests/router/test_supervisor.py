@@ -590,6 +590,21 @@ def test_where_all_shards_are_short_of_descriptors_all_that_accept_get_connectio
     assert steered == [[1], [0, 1], [0]]
 
 
+def test_after_a_tick_that_failed_there_is_another() -> None:
+    """Else no hung shard would be found any more, and none that is backing off started."""
+    later: list[Any] = []
+    broker: Any = SimpleNamespace(
+        members=[], relays=[], keeper=None, page=SimpleNamespace(settle_connections=lambda: 1 // 0)
+    )
+    anything: Any = None
+    supervisor: Any = Supervisor(broker, notifier=anything, audience=anything)
+    supervisor._loop = SimpleNamespace(call_later=lambda _delay_s, tick: later.append(tick))
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            supervisor._tick()
+    assert later == [supervisor._tick] * 2
+
+
 def test_scaling_down_to_shards_that_do_not_serve_is_refused() -> None:
     """All clients would be closed, and nobody could take them."""
     shards = [SupervisedShard(number, is_founder=True) for number in range(2)]
