@@ -192,7 +192,9 @@ class _Building:
         )
         size = len(msgspec.msgpack.encode(options))
         if size > LARGEST_OPTIONS_BYTES:
-            what = f"the configuration is too large: {size:,} bytes as shards are told it, over {LARGEST_OPTIONS_BYTES:,}"
+            what = (
+                f"the configuration is too large: {size:,} bytes as shards are told it, over {LARGEST_OPTIONS_BYTES:,}"
+            )
             at = Position(line.config_file)
             raise ConfigError([Problem(at, what, "fewer users, or default_permissions for those that have the same")])
         return Built(options, tuple(str(warning) for warning in self.warnings))

@@ -16,6 +16,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from gnatswarm.router.config import stats_place
 from gnatswarm.router.listening.inherited import InheritedListeners
 from gnatswarm.router.listening.listener_groups import ListenerGroups
@@ -287,6 +289,12 @@ class SupervisedBroker:
         self.generation += 1
         self.holdings.hold_options(OptionsRecord(self.generation, options))
         self.remember()
+
+    def take_back(self, *, shards: int) -> None:
+        """The options' number of shards, which only the router goes by, is this again: a reload could not have them."""
+        sharding = msgspec.structs.replace(self.options.sharding, shards=shards)
+        self.options = msgspec.structs.replace(self.options, sharding=sharding)
+        self.holdings.hold_options(OptionsRecord(self.generation, self.options))
 
     def bound_ports(self) -> dict[str, int]:
         """The ports for clients and other servers that are open, by the options that name them."""

@@ -55,6 +55,10 @@ class TemporaryFile:
         taken._identity = identity
         return taken
 
+    def is_same_as(self, other: TemporaryFile) -> bool:
+        """Whether both are one file, perhaps by two names."""
+        return self._identity == other._identity
+
     def remove(self) -> None:
         """Remove it, if it is still ours: the next broker may have replaced it."""
         if _identity(self.path) == self._identity:

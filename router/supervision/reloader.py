@@ -184,6 +184,7 @@ class Reloader:
             except OSError as error:
                 log.error("Could not write pidfile: %s: %s", options.pid_file, error.strerror)
                 problems.append(f"could not write pidfile: {options.pid_file}: {error.strerror}")
+                options = msgspec.structs.replace(options, pid_file=old.pid_file)
         self._broker.adopt(options)
         self._on_reloaded()
         serving = {shard.number for shard in self._broker.members if shard.process is not None}
@@ -195,12 +196,13 @@ class Reloader:
             if problem:
                 log.warning("Reload: %s", problem)
                 problems.append(problem)
+                self._broker.take_back(shards=old.sharding.shards)
             elif options.sharding.shards > before:
                 self._on_scaled_up()
         for problem in self._warnings():
             log.warning("Reload: %s", problem)
             problems.append(problem)
-        return ReloadOutcome(answer=ReloadAnswer(diff(old, options).live, tuple(problems)))
+        return ReloadOutcome(answer=ReloadAnswer(diff(old, self._broker.options).live, tuple(problems)))
 
 
 async def _in_thread(read: Callable[[], Options]) -> Options:

@@ -142,15 +142,16 @@ class RuntimeFiles:
         return [path for path in paths if os.path.basename(path) not in names]
 
     def write_pid_file(self, path: str) -> None:
-        """Write the pid file, which replaces the last one; path "": none. OSError when it cannot be written."""
-        old, self._pid_file = self._pid_file, None
-        if old is not None:
-            old.remove()
+        """Write the pid file, which replaces the last one; path "": none. OSError, and the last one stays."""
+        new = None
         if path:
             from gnatswarm.router.supervision.portsfile import write_pid_file
 
             self._announce(os.path.abspath(path))
-            self._pid_file = write_pid_file(path, self._pid)
+            new = write_pid_file(path, self._pid)
+        old, self._pid_file = self._pid_file, new
+        if old is not None and (new is None or not new.is_same_as(old)):
+            old.remove()
 
     def write_ports_file(
         self, directory: str, program: str, listener_groups: ListenerGroups, monitor: socket.socket | None

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -126,6 +127,25 @@ def test_what_needs_a_restart_is_refused(start_broker: Start):
     done = reload(broker, "-p", str(broker.port))
     assert done.returncode == 1
     assert "reload not supported for server_name" in done.stderr and "restart to change it" in done.stderr
+
+
+def test_a_pid_file_that_cannot_be_written_leaves_the_one_before_until_it_can(start_broker: Start, tmp_path: Path):
+    broker = start_broker(config=f'pid_file: "{tmp_path}/a"\n')
+    other = tmp_path / "later" / "b"
+    write(broker, f'pid_file: "{other}"\n')
+    done = reload(broker, "-p", str(broker.port))
+    assert done.returncode == 1 and "could not write pidfile" in done.stderr
+    assert (tmp_path / "a").read_text() == str(broker.pid)
+    other.parent.mkdir()
+    assert reload(broker, "-p", str(broker.port)).returncode == 0
+    assert other.read_text() == str(broker.pid) and not (tmp_path / "a").exists()
+    # The same file by another name.
+    (tmp_path / "link").symlink_to(other.parent)
+    write(broker, f'pid_file: "{tmp_path}/link/b"\n')
+    assert reload(broker, "-p", str(broker.port)).returncode == 0
+    assert other.read_text() == str(broker.pid)
+    broker.stop()
+    assert not other.exists()
 
 
 def test_what_alone_could_not_be_done_is_a_failure_too(start_broker: Start):

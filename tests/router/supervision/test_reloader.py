@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gnatswarm.broker.limits import Limits
 from gnatswarm.broker.options import Logging, Options, Sharding
@@ -33,6 +34,7 @@ class Router:
     pid: int = 1
     rolling: object = None
     is_stopping: bool = False
+    cannot_scale: str = ""
     wanted: int = 2
     reload_failed_us: int = 0
     steps: list[Any] = field(default_factory=list)
@@ -66,7 +68,10 @@ class Router:
 
     def scale(self, shards: int) -> str:
         self.steps.append(f"scale {shards}")
-        return ""
+        return self.cannot_scale
+
+    def take_back(self, *, shards: int) -> None:
+        self.options = replace(self.options, sharding=replace(self.options.sharding, shards=shards))
 
     def reload(self, reparse: Callable[[], Options] | None) -> None:
         asyncio.run(self.reloader(reparse).reload())
@@ -155,6 +160,18 @@ def test_other_shards_come_and_go_after_all_were_told() -> None:
     assert router.steps.count("scale 3") == 1
     router.reload(lambda: Options(sharding=Sharding(shards=1)))
     assert router.steps[-1] == "scale 1"
+
+
+def test_shards_that_could_not_be_added_are_asked_for_again_by_the_next_reload() -> None:
+    router = Router(Options(sharding=Sharding(shards=2)), cannot_scale="the broker is still starting")
+    wanted = Options(sharding=Sharding(shards=3), auth_token="t")
+    outcome = asyncio.run(router.reloader(lambda: wanted).reload())
+    assert outcome.answer.problems == ("the broker is still starting",)
+    assert [change.field for change in outcome.answer.changes] == ["auth_token"]
+    router.cannot_scale = ""
+    router.reload(lambda: wanted)
+    assert router.steps.count("scale 3") == 2
+    assert router.options == wanted
 
 
 def test_one_change_that_needs_a_restart_leaves_everything_as_it_was() -> None:
