@@ -54,7 +54,7 @@ class KeeperLink:
         give_up_at = time.monotonic() + REMOVAL_S
         for path in self._link_dirs:
             linkdir.remove_left(path, self.pid)
-            while os.path.isdir(path) and time.monotonic() < give_up_at:
+            while linkdir.is_directory_of(self.pid, path) and time.monotonic() < give_up_at:
                 time.sleep(REMOVAL_RETRY_S)
                 linkdir.remove(path)
         os._exit(1)

@@ -4,8 +4,9 @@ Mode 0700, made by the router as `<base>/<pid>-<random>`, where the base directo
 `router.json` in it names the keeper. The directory and that file are locked (flock) while the broker lives, and the
 kernel releases the locks however it dies. The next router that starts removes the directories of dead ones. Locks and
 fresh times keep programs away that delete old files; what is removed nevertheless, `mend()` makes again under the same
-names. It holds only files and sockets, no directories. The keeper holds the locks, too, so they outlive a router that
-is replaced. Called by the router, and by the keeper at the broker's end.
+names. It holds only files and sockets, no directories. What else is in it or beside it may be somebody's: only
+directories and files with our names are ever removed. The keeper holds the locks, too, so they outlive a router that is
+replaced. Called by the router, and by the keeper at the broker's end.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ LONGEST_PATH_BYTES = 107
 LONGEST_NAME = "/63.0123456789abcdef.sock"
 _LONGEST_OWN_NAME = "4194304-012345"
 _RANDOM_SUFFIX = "-012345"
+_SOCKETS = ("sock", "mv")
+_HEX_DIGITS = frozenset("0123456789abcdef")
 
 # Cleaners remove what nobody has touched for days, some for hours.
 TOUCH_EVERY_S = 600.0
@@ -285,12 +288,14 @@ class _LockedBase:
 
 
 def remove(path: str) -> None:
-    """Remove a link directory; others may be removing it at the same time."""
+    """Remove a link directory; others may be removing it at the same time. It stays while something is not ours."""
     try:
         names = os.listdir(path)
     except OSError:
         return
     for name in names:
+        if not _is_our_file(name):
+            continue
         try:
             os.unlink(os.path.join(path, name))
         except OSError:
@@ -304,10 +309,11 @@ def remove(path: str) -> None:
 def remove_left(path: str, pid: int) -> None:
     """Remove what this broker has left: a link directory, or a file that names its pid (pid file, ports file).
 
-    A file that another broker has replaced stays.
+    A file that another broker has replaced stays, and a directory where a file should have been.
     """
     if os.path.isdir(path):
-        remove(path)
+        if is_directory_of(pid, path):
+            remove(path)
         return
     with contextlib.suppress(OSError, ValueError):
         if not path.endswith(f"_{pid}.ports"):
@@ -315,6 +321,24 @@ def remove_left(path: str, pid: int) -> None:
                 if stream.read(64) != str(pid):
                     return
         os.unlink(path)
+
+
+def is_directory_of(pid: int, path: str) -> bool:
+    """Whether this is a link directory, by its name, of the broker with this pid."""
+    name = os.path.basename(path)
+    return _is_link_directory(name) and name.startswith(f"{pid}-") and os.path.isdir(path)
+
+
+def _is_link_directory(name: str) -> bool:
+    pid, _, rest = name.partition("-")
+    return pid.isdecimal() and len(rest) == len(_RANDOM_SUFFIX) - 1 and _HEX_DIGITS.issuperset(rest)
+
+
+def _is_our_file(name: str) -> bool:
+    number, _, rest = name.partition(".")
+    boot_id, _, kind = rest.partition(".")
+    is_socket = number.isdecimal() and _HEX_DIGITS.issuperset(boot_id) and kind in _SOCKETS
+    return is_socket or name in (OWNER_FILE, OPERATOR_SOCKET)
 
 
 def remove_stale(base: str) -> list[str]:
@@ -340,7 +364,11 @@ def live(base: str) -> list[tuple[str, Owner]]:
 def _directories(base: str) -> list[str]:
     try:
         with os.scandir(base) as entries:
-            return sorted(entry.path for entry in entries if entry.is_dir(follow_symlinks=False))
+            return sorted(
+                entry.path
+                for entry in entries
+                if _is_link_directory(entry.name) and entry.is_dir(follow_symlinks=False)
+            )
     except FileNotFoundError:
         return []
 
@@ -439,8 +467,7 @@ def remove_sockets_but(directory: str, boot_ids: set[str]) -> None:
     """Remove the sockets in this private directory that are of no shard with one of these boot ids."""
     with contextlib.suppress(OSError):
         for name in os.listdir(directory):
-            number, _, rest = name.partition(".")
-            boot_id, _, kind = rest.partition(".")
-            if number.isdigit() and kind and boot_id not in boot_ids:
+            boot_id = name.split(".")[1:2]
+            if _is_our_file(name) and name not in (OWNER_FILE, OPERATOR_SOCKET) and boot_ids.isdisjoint(boot_id):
                 with contextlib.suppress(OSError):
                     os.unlink(os.path.join(directory, name))

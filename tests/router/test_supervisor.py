@@ -359,6 +359,17 @@ def test_a_pid_file_that_cannot_be_written_stops_the_start(tmp_path: Path) -> No
         assert router.leftovers() == []
 
 
+def test_a_directory_where_the_pid_file_should_be_keeps_its_files(tmp_path: Path) -> None:
+    theirs = tmp_path / "run" / "theirs"
+    theirs.parent.mkdir()
+    theirs.touch()
+    with Router(tmp_path, 1, pid_file=str(theirs.parent)) as router:
+        assert router.process.wait(DEADLINE_S) == 1
+        router.wait_log(r"\[FTL\] Could not write pidfile: .*: Is a directory")
+        assert router.leftovers() == []
+    assert theirs.exists()
+
+
 def test_an_operator_with_several_brokers_has_to_say_which(tmp_path: Path) -> None:
     with Router(tmp_path, 1) as first, Router(tmp_path, 1) as second:
         first.wait_ready()

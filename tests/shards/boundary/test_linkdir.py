@@ -64,6 +64,27 @@ def test_what_a_killed_router_left_is_removed_by_the_next(base: str) -> None:
     directory.remove()
 
 
+def test_what_is_not_a_brokers_stays(base: str) -> None:
+    """`link_dir` may be somebody's home directory, and the pid file's path a directory by mistake."""
+    theirs = [".ssh/keys", "notes/0.aa.sock", "4222-backup/data", "1-01234z/data", "1-012345/data", "1-012345/0.aa.log"]
+    os.mkdir(base, 0o700)
+    for name in theirs:
+        os.makedirs(f"{base}/{os.path.dirname(name)}", exist_ok=True)
+        Path(f"{base}/{name}").touch()
+    Path(f"{base}/1-012345/0.aa.sock").touch()  # of a broker that was killed
+    directory = LinkDirectory(base, Owner(7, 1))
+    assert not os.path.exists(f"{base}/1-012345/0.aa.sock")
+    assert linkdir.live(base) == [(directory.path, Owner(7, 1))]
+    for path in (f"{base}/.ssh", f"{base}/1-012345", f"{base}/notes", base):
+        linkdir.remove_left(path, 7)
+    linkdir.remove_left(directory.path, 8)
+    assert os.path.exists(directory.path)
+    linkdir.remove_left(directory.path, 7)
+    assert not os.path.exists(directory.path)
+    directory.remove()
+    assert all(os.path.exists(f"{base}/{name}") for name in theirs)
+
+
 def test_a_base_that_others_can_write_to_is_refused(base: str) -> None:
     os.mkdir(base, 0o700)
     os.chmod(base, 0o770)
