@@ -48,8 +48,9 @@ class Accounts:
     """Reads the block; `accounts` and `users` are what it found, `problems` what is wrong."""
 
     def __init__(self, entry: Entry) -> None:
-        self.accounts: tuple[Account, ...] = ()
-        self.users: tuple[User, ...] = ()
+        # By name, and a list: there may be ten thousands.
+        self._accounts: dict[str, Account] = {}
+        self._users: list[User] = []
         self.user_places: dict[str, Position] = {}
         self.problems: list[Problem] = []
         self.notices: list[Problem] = []
@@ -75,10 +76,17 @@ class Accounts:
             self._problem(
                 entry.at, f"Expected accounts to be a map or an array, got {found.kind}", "write { A: { … } }"
             )
-        self.problems += exchange_problems(self._exchanges, self._names())
+        self.problems += exchange_problems(self._exchanges, [*self._accounts])
 
-    def _names(self) -> list[str]:
-        return [account.name for account in self.accounts]
+    @property
+    def accounts(self) -> tuple[Account, ...]:
+        """The accounts, in the order of the file."""
+        return tuple(self._accounts.values())
+
+    @property
+    def users(self) -> tuple[User, ...]:
+        """The users of all accounts."""
+        return tuple(self._users)
 
     def _add(self, at: Position, name: str, block: Block | None) -> None:
         if name == GLOBAL_ACCOUNT:
@@ -87,7 +95,7 @@ class Accounts:
         if not name or any(character.isspace() or character == "\0" for character in name) or len(name) > 255:
             self._problem(at, f'"{name[:40]}": an account\'s name has no blanks', "name it otherwise")
             return
-        if any(account.name == name for account in self.accounts):
+        if name in self._accounts:
             self._problem(at, f'account "{name}" is given again', "keep one")
             return
         self._limits: dict[str, int] = {}
@@ -126,21 +134,19 @@ class Accounts:
                 self.problems.append(unknown_field(entry, [*_KEYS]))
         limits = self._limits
         self._exchanges.append(exchange)
-        self.accounts += (
-            Account(
-                name,
-                limits.get("subscriptions", 0),
-                limits.get("payload", 0),
-                limits.get("connections", 0),
-                limits.get("leafs", 0),
-                exports=tuple(export for export, _ in exchange.exports),
-                imports=tuple(found for found, _ in exchange.imports),
-                mappings=mappings,
-                publish_limits=rate,
-                trace_destination=trace[0],
-                trace_percent=trace[1],
-                jetstream=has_jetstream,
-            ),
+        self._accounts[name] = Account(
+            name,
+            limits.get("subscriptions", 0),
+            limits.get("payload", 0),
+            limits.get("connections", 0),
+            limits.get("leafs", 0),
+            exports=tuple(export for export, _ in exchange.exports),
+            imports=tuple(found for found, _ in exchange.imports),
+            mappings=mappings,
+            publish_limits=rate,
+            trace_destination=trace[0],
+            trace_percent=trace[1],
+            jetstream=has_jetstream,
         )
         if users is None:
             return
@@ -150,7 +156,7 @@ class Accounts:
                     users.places[user.shown], f'Duplicate user "{user.shown}" detected', "give each user once"
                 )
         self.user_places |= users.places
-        self.users += with_defaults(users.users, defaults)
+        self._users += with_defaults(users.users, defaults)
 
     def _jetstream(self, entry: Entry) -> bool:
         """Whether the account is to have JetStream: a block of limits, or enabled."""

@@ -8,6 +8,7 @@ password against the digest, as with nats-server. So it is computed only for `co
 from __future__ import annotations
 
 import sys
+from operator import itemgetter
 
 # Python's own SHA-256: `hashlib` would load OpenSSL at every start with a file.
 if sys.version_info >= (3, 12):
@@ -25,14 +26,15 @@ _ESCAPED = str.maketrans({c: f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"})
 
 def config_digest(tree: Block) -> str:
     """`sha256:` and 64 hexadecimal digits."""
-    text = msgspec.json.encode(_plain(tree), order="sorted").decode()
+    text = msgspec.json.encode(_plain(tree)).decode()
     written = text.translate(_ESCAPED) + "\n"
     return f"sha256:{sha256(written.encode()).hexdigest()}"
 
 
 def _plain(node: Node) -> object:
     if isinstance(node, Block):
-        return {_text(entry.key): _plain(entry.value) for entry in node}
+        # Sorted here: msgspec's own sorting takes the square of the time for keys that are almost in order.
+        return dict(sorted({_text(entry.key): _plain(entry.value) for entry in node}.items(), key=itemgetter(0)))
     if isinstance(node, List):
         return [_plain(item) for item in node.items]
     value = node.value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -69,6 +70,30 @@ mappings { loss: {destination: loss, weight: 10%} }
         Mapping("w.*", (("a.$1", 20), ("b.$1", 30), ("w.$1", 50))),
     )
     assert options.mappings == (Mapping("loss", (("loss", 10),)),)
+
+
+def calls_to_read(built: Build, accounts: int) -> int:
+    """How many functions are called, and generators asked for their next, to read so many accounts with a user each."""
+    text = "".join(f"A{number} {{ users: [ {{user: u{number}, password: p}} ] }}\n" for number in range(accounts))
+    calls = 0
+
+    def count(_frame: object, event: str, _argument: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        options = built(f"accounts {{ {text} }}").options
+    finally:
+        sys.setprofile(None)
+    assert [account.name for account in options.accounts] == [user.account for user in options.users]
+    assert [user.name for user in options.users] == [f"u{number}" for number in range(accounts)]
+    return calls
+
+
+def test_twice_as_many_accounts_take_twice_as_long_to_read(built: Build) -> None:
+    calls_to_read(built, 10)  # what is imported, and compiled, once
+    assert calls_to_read(built, 1200) < 2.2 * calls_to_read(built, 600)
 
 
 def exchange(exports: str, imports: str = "") -> str:
