@@ -98,6 +98,7 @@ cdef class Sublist(Interest):
     cdef void expect_next(self, const uint8_t *line, size_t before, size_t size, const uint8_t *end) noexcept
     # The slow way of find(): makes the entry. NULL: no memory.
     cdef Entry *build(self, const uint8_t *subject, size_t size, uint64_t hash) noexcept
+    cdef void note_change(self, uint64_t **counters, size_t n, size_t slot) noexcept
     # Collects the nodes that a subject meets. False: no memory.
     cdef bint gather(self, Draft *draft) noexcept
     cdef bint add_found(self, Node *node) noexcept

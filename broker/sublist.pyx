@@ -22,6 +22,9 @@ import os
 cdef enum:
     MOST_EXPECTED_BYTES = 128   # of a subject that is looked at before its line is read
 
+# In place of counters of changes until there is one: most of the accounts, maybe ten thousands, have no such patterns.
+cdef uint64_t[SECOND_TOKEN_SLOTS + 1] UNCHANGED
+
 match_steps = 0
 step_cost = 1
 
@@ -38,10 +41,8 @@ cdef class Sublist(Interest):
         self.random_state = int.from_bytes(os.urandom(8), "little") | 1
         self.cache_mask = 63
         self.cache = <uint64_t *>calloc((<size_t>self.cache_mask + 1) * CACHE_WAYS, sizeof(uint64_t))
-        self.first_token = <uint64_t *>calloc(FIRST_TOKEN_SLOTS, sizeof(uint64_t))
-        # one slot more, never bumped, for subjects of a single token
-        self.second_token = <uint64_t *>calloc(SECOND_TOKEN_SLOTS + 1, sizeof(uint64_t))
-        if self.cache == NULL or self.first_token == NULL or self.second_token == NULL:
+        self.first_token = self.second_token = UNCHANGED
+        if self.cache == NULL:
             raise MemoryError
 
     def __dealloc__(self):
@@ -51,8 +52,10 @@ cdef class Sublist(Interest):
                 if self.cache[i]:
                     self.evict(&self.cache[i])
         free(self.cache)
-        free(self.first_token)
-        free(self.second_token)
+        if self.first_token != UNCHANGED:
+            free(self.first_token)
+        if self.second_token != UNCHANGED:
+            free(self.second_token)
         free(self.found)
 
     cdef uint64_t random(self) noexcept:
@@ -105,10 +108,22 @@ cdef class Sublist(Interest):
             return
         hash = hash_bytes(node_key(&first.node), first.node.key.size, self.seed)
         if second.node.key.kind != NODE_TOKEN:
-            self.first_token[hash & (FIRST_TOKEN_SLOTS - 1)] += 1
+            self.note_change(&self.first_token, FIRST_TOKEN_SLOTS, hash & (FIRST_TOKEN_SLOTS - 1))
             return
         hash = hash_bytes(node_key(&second.node), second.node.key.size, hash)
-        self.second_token[hash & (SECOND_TOKEN_SLOTS - 1)] += 1
+        # (one slot more, never bumped, for subjects of a single token)
+        self.note_change(&self.second_token, SECOND_TOKEN_SLOTS + 1, hash & (SECOND_TOKEN_SLOTS - 1))
+
+    cdef void note_change(self, uint64_t **counters, size_t n, size_t slot) noexcept:
+        """Count a change in one of `n` counters, which are made at the first one."""
+        cdef uint64_t *made
+        if counters[0] == UNCHANGED:
+            made = <uint64_t *>calloc(n, sizeof(uint64_t))
+            if made == NULL:
+                self.any_first += 1   # every entry is stale, these too
+                return
+            counters[0] = made
+        counters[0][slot] += 1
 
     cdef void expect_next(self, const uint8_t *line, size_t before, size_t size, const uint8_t *end) noexcept:
         """Has the processor fetch where the next line's subject will be looked for, if that line begins as this one.
@@ -307,7 +322,10 @@ cdef class Sublist(Interest):
     cdef void prefix_changed(self, const uint8_t *prefix, size_t size) noexcept:
         cdef uint16_t first, second
         self.stamp_slots(prefix, size, &first, &second)
-        self.second_token[second] += 1
+        if self.second_token == UNCHANGED:
+            self.any_first += 1   # all accounts are told, and for one change they get no counters
+        else:
+            self.second_token[second] += 1
 
     # ---- the cache
 

@@ -71,10 +71,9 @@ cdef class Tally:
     cdef Counts other                # of subjects without a row, or no longer with one
     cdef Row *folded[N_FOLDED]       # the rows of one-time subjects, by rule; NULL: not looked up yet
     cdef uint64_t floor              # no subject without a row has a greater weight than this
-    cdef uint64_t *weights           # scratch: room for 2 * most
 
     # Adds counts of a subject; a one-time subject is counted under its rule's name.
     cdef void add(self, const uint8_t *subject, size_t size, uint32_t hash, const Counts *counts) noexcept
     cdef void drop_rows(self) noexcept
-    # Keeps the `keep` heaviest rows; adds the others to `other`.
+    # Keeps the `keep` heaviest rows; adds the others to `other`. (No memory: keeps all.)
     cdef void purge(self, uint32_t keep) noexcept

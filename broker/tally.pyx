@@ -9,7 +9,7 @@ clock and no cache: the sublist adds to it, the shard's recorder empties it.
 """
 
 from libc.stdint cimport uint16_t
-from libc.stdlib cimport calloc, free, malloc
+from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
 from gnatswarm.broker.table cimport slot_item, table_find, table_free, table_init, table_insert
@@ -71,13 +71,9 @@ cdef class Tally:
             raise ValueError("a tally needs room for one subject")
         self.most = most
         table_init(&self.rows, sizeof(Row))
-        self.weights = <uint64_t *>calloc(2 * <size_t>most, sizeof(uint64_t))
-        if self.weights == NULL:
-            raise MemoryError
 
     def __dealloc__(self):
         self.drop_rows()
-        free(self.weights)
 
     cdef void drop_rows(self) noexcept:
         cdef uint32_t i
@@ -111,7 +107,7 @@ cdef class Tally:
             return
         if self.rows.count >= 2 * self.most:
             self.purge(self.most)
-        row = <Row *>malloc(sizeof(Row) + size)
+        row = NULL if self.rows.count >= 2 * self.most else <Row *>malloc(sizeof(Row) + size)
         if row == NULL:
             counts_add(&self.other, counts)
             return
@@ -130,21 +126,26 @@ cdef class Tally:
     cdef void purge(self, uint32_t keep) noexcept:
         cdef Table kept
         cdef Row *row
+        cdef uint64_t *weights
         cdef uint64_t least, weight
         cdef uint32_t n = 0, ties, i
         if self.rows.count <= keep:
+            return
+        # Made when it is needed: of ten thousand accounts hardly any has so many subjects, and each has a tally.
+        weights = <uint64_t *>malloc(self.rows.count * sizeof(uint64_t))
+        if weights == NULL:
             return
         memset(self.folded, 0, sizeof(self.folded))
         for i in range(self.rows.mask + 1):
             if self.rows.slots[i]:
                 row = <Row *>slot_item(self.rows.slots[i])
-                self.weights[n] = counts_weight(&row.counts) + row.error
+                weights[n] = counts_weight(&row.counts) + row.error
                 n += 1
         # Rows heavier than `least` stay, and as many of those equal to it as there is room for.
-        least = nth(self.weights, n, n - keep)
+        least = nth(weights, n, n - keep)
         ties = keep
         for i in range(n):
-            if self.weights[i] > least:
+            if weights[i] > least:
                 ties -= 1
         if least > self.floor:
             self.floor = least
@@ -160,6 +161,7 @@ cdef class Tally:
             else:
                 counts_add(&self.other, &row.counts)
                 free(row)
+        free(weights)
         table_free(&self.rows)
         self.rows = kept
 
@@ -192,6 +194,12 @@ cdef class Tally:
                 found.append(((<uint8_t *>row + sizeof(Row))[:row.key.size].decode("utf-8", "replace"), row.error)
                              + counts_row(&row.counts))
         return found, 0 if end > self.rows.mask else end
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was counted."""
+        return self.rows.count == 0 and self.other.msgs == 0 and self.other.deliveries == 0 \
+            and self.other.link_in == 0 and self.other.link_out == 0
 
     @property
     def other_msgs(self) -> int:

@@ -227,13 +227,16 @@ class Recorder:
             at = 0
             while at := sublist.harvest(at, CACHE_SLOTS):
                 yield
-            tally = sublist.count_into(Tally(self._options.max_subjects))
-            if tally is not None:
+            # There may be ten thousands of accounts: one in which nothing was counted keeps its tally, …
+            tally = sublist.tally
+            if tally is not None and not tally.is_empty:
                 tallies.append((sublist.account.decode(), tally))
+                sublist.count_into(Tally(self._options.max_subjects))
             for mine, found in zip(widths, sublist.take_widths(), strict=True):
                 mine.extend([0] * (len(found) - len(mine)))
                 for i, n in enumerate(found):
                     mine[i] += n
+            yield  # … and they are not gone through in one turn
         window = self._close_window()
         client_lines: list[bytes] = []
         of_clients = [0, 0, 0, 0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import time
 
@@ -11,6 +12,7 @@ from gnatswarm.broker.link import SiblingLink
 from tests.support import patterns
 from tests.support.engine import QUIET, frames
 from tests.support.mesh import Mesh
+from tests.support.swarm import resident_bytes
 
 
 @pytest.fixture
@@ -193,3 +195,15 @@ def test_a_link_whose_messages_take_long_to_match_rests_and_they_stay_in_order(m
         mesh.settle()
     assert [int(frame.payload) for frame in frames(subscriber.take())] == list(range(200))
     assert rests >= 200 * patterns.STEPS // 100_000
+
+
+def test_an_account_that_nobody_uses_takes_little_memory():
+    """Each shard has all accounts of the configuration: 64 KB of a tally and 40 KB of counters were in each."""
+    mesh = Mesh(1, connect=QUIET)
+    shard = mesh.engines[0].probe.mesh
+    assert shard is not None
+    shard.tally(4096)
+    before = resident_bytes(os.getpid())
+    accounts = [shard.account(b"A%d" % number) for number in range(3000)]
+    assert resident_bytes(os.getpid()) - before < len(accounts) * 12 * 1024
+    mesh.close()

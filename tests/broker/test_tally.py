@@ -109,3 +109,13 @@ def test_rows_are_found_near_where_they_belong_though_a_cache_is_harvested_in_th
     longest = engine.probe.harvest(1000)
     assert len(longest) > 10
     assert max(longest) < 200
+
+
+def test_a_tally_is_empty_until_something_is_counted_in_a_row_or_beside():
+    tally = Tally(4)
+    assert tally.is_empty
+    tally.note(b"x" * 60_000, 0, link_in=1)  # (no row)
+    assert not tally.is_empty
+    tally = Tally(4)
+    tally.note(b"s", 0, deliveries=1)
+    assert not tally.is_empty

@@ -15,11 +15,13 @@ from typing import Any
 import pytest
 
 from gnatswarm.broker.options import Stats
+from gnatswarm.broker.tally import Tally
 from gnatswarm.shards.boundary.page import Page
 from gnatswarm.shards.boundary.statfile import finished_files
 from gnatswarm.shards.statistics import recorder as recorder_module
 from gnatswarm.shards.statistics.recorder import Recorder
-from tests.support.engine import Engine, EngineClient
+from tests.support.engine import QUIET, Engine, EngineClient
+from tests.support.mesh import Mesh
 from tests.support.servers import wait_until
 from tests.support.statistics import added, rows
 
@@ -293,3 +295,30 @@ async def test_what_was_published_and_sent_nowhere_counts_as_recorded(shard: Sha
     await clock.pass_time(10)
     shard.recorder.close()
     assert not any(shard.page.unrecorded(0)[1])
+
+
+async def test_of_many_accounts_only_those_that_were_used_get_another_tally(shard: Shard, clock: Clock, tmp_path: Path):
+    """Ten thousands of tallies of 64 KB each were made at every window's end, all in one turn."""
+    mesh = Mesh(1, connect=QUIET)
+    probe, of_accounts = shard.engine.probe, mesh.engines[0].probe.mesh
+    assert of_accounts is not None
+    others: list[Any] = [of_accounts.account(b"A%d" % number) for number in range(50)]
+    for other in others:
+        other.count_into(Tally(Stats().max_subjects))
+    all_of_them: list[Any] = [probe.sublist, *others]
+    used, *unused = all_of_them
+    shard.recorder._sublists = lambda: all_of_them
+    before = [sublist.tally for sublist in all_of_them]
+    shard.publish(3)
+    turns = sum(1 for _ in shard.recorder._window_steps())
+    assert turns >= 2 * len(all_of_them)  # the loop may run after each account, twice
+    assert [sublist.tally is tally for sublist, tally in zip(all_of_them, before, strict=True)] == [False] + [True] * 50
+    unused[7].tally.note(b"s", 2, link_in=1)
+    for _ in shard.recorder._window_steps():
+        pass
+    assert [sublist.tally is tally for sublist, tally in zip(unused, before[1:], strict=True)].index(False) == 7
+    assert unused[7].tally.is_empty and used.tally.is_empty
+    shard.recorder.close()
+    found = [(row["account"], row["in_msgs"]) for row in rows(tmp_path) if row["kind"] == "subject"]
+    assert found == [("$G", 3), ("A7", 2)]
+    mesh.close()
