@@ -282,23 +282,32 @@ class Snapshots:
         return chosen
 
     async def _accounts(self, query: rows.AccountsQuery, pace: Pace) -> AsyncIterator[rows.AccountsPart]:
+        # At once: whoever ends from here on is not in the sums of those who have ended, and is counted below.
         found = {name: msgspec.structs.replace(row) for name, row in self._clients.closed.by_account.items()}
-        if self._recorder is not None:
-            for name, unwanted_msgs in self._recorder.unwanted_msgs.items():
-                found.setdefault(name, rows.AccountRow(name)).unwanted_msgs = unwanted_msgs
         sessions = list(self._clients.open.values()) if query.counts_clients else []
+        sessions = [session for session in sessions if session.account and not session.reason]
+        unwanted = list(self._recorder.unwanted_msgs.items()) if self._recorder is not None else []
+        await pace()
+        for at in range(0, len(unwanted), STEP_SLOTS):
+            for name, unwanted_msgs in unwanted[at : at + STEP_SLOTS]:
+                found.setdefault(name, rows.AccountRow(name)).unwanted_msgs = unwanted_msgs
+            await pace()
         for at in range(0, len(sessions), STEP_ROWS):
             for session in sessions[at : at + STEP_ROWS]:
-                if session.account and not session.reason:  # an ended one is in closed.by_account
+                connection = session.connection
+                if session.reason or connection.cid in self._clients.open:  # else it has moved to another shard
                     row = found.setdefault(session.account, rows.AccountRow(session.account))
-                    row.connections += 1
-                    row.in_msgs += session.connection.in_msgs
-                    row.in_bytes += session.connection.in_bytes
-                    row.out_msgs += session.connection.out_msgs
-                    row.out_bytes += session.connection.out_bytes
-                    row.subscriptions += session.connection.subscriptions
+                    row.in_msgs += connection.in_msgs
+                    row.in_bytes += connection.in_bytes
+                    row.out_msgs += connection.out_msgs
+                    row.out_bytes += connection.out_bytes
+                    if not session.reason:
+                        row.connections += 1
+                        row.subscriptions += connection.subscriptions
             await pace()
-        yield rows.AccountsPart(list(found.values()))
+        accounts = list(found.values())
+        for at in range(0, len(accounts), PART_ROWS):
+            yield rows.AccountsPart(accounts[at : at + PART_ROWS])
 
     async def _denied(self) -> AsyncIterator[rows.DeniedPart]:
         yield rows.DeniedPart(self._clients.denials.rows)

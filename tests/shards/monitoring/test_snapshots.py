@@ -21,7 +21,9 @@ from gnatswarm.shards.monitoring import snapshots as module
 from gnatswarm.shards.monitoring.snapshots import (
     MOST_UNREAD_BYTES,
     MOST_WAITING,
+    PART_ROWS,
     PART_SUBSCRIPTIONS,
+    STEP_ROWS,
     STEP_SLOTS,
     UNREAD_POLL_S,
     Snapshots,
@@ -215,6 +217,32 @@ async def test_accounts_count_who_is_there_and_who_has_left(asked: Asked) -> Non
     part = await asked.part(rows.AccountsQuery(), rows.AccountsPart)
     (row,) = [row for row in part.rows if row.name == "A"]
     assert (row.connections, row.in_msgs, row.in_bytes, row.out_msgs, row.out_bytes) == (1, 2, 5, 1, 2)
+
+
+async def test_who_leaves_while_accounts_are_counted_is_counted_once(asked: Asked) -> None:
+    clients = [await asked.client("ann", b"PUB a 1\r\nx\r\n") for _ in range(2 * STEP_ROWS)]
+    leaving = [clients[0], clients[-1]]
+
+    class Leaves(Pace):
+        """Two of them leave in the first step."""
+
+        async def __call__(self) -> None:
+            for client in leaving:
+                client.close()
+            leaving.clear()
+            await asked.client("bob")  # its PONG is behind the ends of the others
+
+    parts = [part async for part in asked.snapshots._accounts(rows.AccountsQuery(), Leaves())]
+    (row,) = [row for part in parts for row in part.rows if row.name == "A"]
+    assert row.in_msgs == row.in_bytes == 2 * STEP_ROWS
+
+
+async def test_the_rows_of_many_accounts_come_in_parts(asked: Asked) -> None:
+    closed = asked.one.shard.clients.closed.by_account
+    closed |= {f"A{number}": rows.AccountRow(f"A{number}", in_msgs=number) for number in range(3 * PART_ROWS + 1)}
+    parts = await asked.parts(rows.AccountsQuery(), rows.AccountsPart)
+    assert [len(part.rows) for part in parts] == [PART_ROWS] * 3 + [1]
+    assert [row for part in parts for row in part.rows] == list(closed.values())
 
 
 async def test_members_of_queue_groups_and_whether_there_are_more(asked: Asked) -> None:
