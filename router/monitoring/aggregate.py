@@ -7,7 +7,6 @@ them, or are on pages of our own. Shards' rows are passed as (shard, rows) pairs
 from __future__ import annotations
 
 import heapq
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
@@ -506,10 +505,9 @@ def account_detail(facts: Facts, name: str, counters: Document, clients: int, *,
     }
 
 
-def account_statistics(facts: Facts, answers: Iterable[AccountRow], leafs: Iterable[LeafRow] = ()) -> list[Document]:
-    """Connections and traffic of each account; traffic, of clients, is counted since each shard started."""
-    found = {name: AccountRow(name) for name in facts.accounts}
-    for row in answers:
+def add_accounts(found: dict[str, AccountRow], answer: Iterable[AccountRow]) -> None:
+    """Add some of a shard's rows to the sums, which are those of the accounts that are known."""
+    for row in answer:
         whole = found.get(row.name)
         if whole is None:
             continue  # removed by a reload, which closed its clients
@@ -520,24 +518,23 @@ def account_statistics(facts: Facts, answers: Iterable[AccountRow], leafs: Itera
         whole.out_bytes += row.out_bytes
         whole.slow_consumers += row.slow_consumers
         whole.subscriptions += row.subscriptions
-    leafs_of = Counter(row.account for row in leafs)
-    is_like_newer = facts.options.is_like_newer
+
+
+def account_statistics(row: AccountRow, leafs: int, *, is_like_newer: bool) -> Document:
+    """Connections and traffic of an account; traffic, of clients, is counted since each shard started."""
     nothing = {"msgs": 0, "bytes": 0}
     elsewhere = dict.fromkeys(("gateways", "routes", "leafs"), nothing) if is_like_newer else {}
-    return [
-        {
-            "acc": row.name,
-            **({"name": row.name} if is_like_newer else {}),
-            "conns": row.connections,
-            "leafnodes": leafs_of[row.name],
-            "total_conns": row.connections + leafs_of[row.name],
-            **({"num_subscriptions": row.subscriptions} if is_like_newer else {}),
-            "sent": {"msgs": row.out_msgs, "bytes": row.out_bytes, **elsewhere},
-            "received": {"msgs": row.in_msgs, "bytes": row.in_bytes, **elsewhere},
-            "slow_consumers": row.slow_consumers,
-        }
-        for row in found.values()
-    ]
+    return {
+        "acc": row.name,
+        **({"name": row.name} if is_like_newer else {}),
+        "conns": row.connections,
+        "leafnodes": leafs,
+        "total_conns": row.connections + leafs,
+        **({"num_subscriptions": row.subscriptions} if is_like_newer else {}),
+        "sent": {"msgs": row.out_msgs, "bytes": row.out_bytes, **elsewhere},
+        "received": {"msgs": row.in_msgs, "bytes": row.in_bytes, **elsewhere},
+        "slow_consumers": row.slow_consumers,
+    }
 
 
 def statsz(facts: Facts, active_accounts: int, routes: Sequence[RouteRow] = ()) -> Document:

@@ -16,9 +16,11 @@ from typing import Any, NamedTuple
 from gnatswarm.broker.version import OWN_VERSION
 from gnatswarm.router.monitoring.aggregate import health
 from gnatswarm.router.monitoring.facts import Facts
+from gnatswarm.shards.boundary.pace import Pace
 from gnatswarm.shards.boundary.rows import AccountRow
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+ROWS_IN_ONE_STEP = 256  # of accounts
 OPEN_METRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 # Per shard: name, type, help, field of ShardFacts, what one of it is in the name's unit.
@@ -92,16 +94,27 @@ NO_ACCOUNTS = Accounts()
 _COUNTER = re.compile(r"^# (HELP|TYPE) (\w+)_total ", re.MULTILINE)
 
 
-def accounts(answers: Iterable[tuple[int, Sequence[AccountRow]]], most: int, *, is_recorded: bool) -> Accounts:
+async def accounts(answers: Iterable[tuple[int, Sequence[AccountRow]]], most: int, *, is_recorded: bool) -> Accounts:
     """The `most` accounts that sent and got most messages, in the shards' rows; 0: only the sums."""
-    rows = [(shard, row) for shard, found in answers for row in found]
     msgs: dict[str, int] = {}
     unwanted: dict[int, int] = {}
-    for shard, row in rows:
-        msgs[row.name] = msgs.get(row.name, 0) + row.in_msgs + row.out_msgs
-        unwanted[shard] = unwanted.get(shard, 0) + row.unwanted_msgs
+    shown: list[tuple[int, AccountRow]] = []
+    pace = Pace()
+    steps = [
+        (shard, found[at : at + ROWS_IN_ONE_STEP])
+        for shard, found in answers
+        for at in range(0, len(found), ROWS_IN_ONE_STEP)
+    ]
+    for shard, step in steps:
+        for row in step:
+            msgs[row.name] = msgs.get(row.name, 0) + row.in_msgs + row.out_msgs
+            unwanted[shard] = unwanted.get(shard, 0) + row.unwanted_msgs
+        await pace()
     busiest = set(heapq.nsmallest(most, msgs, key=lambda name: (-msgs[name], name)))
-    shown = [(shard, row) for shard, row in rows if row.name in busiest]
+    await pace()
+    for shard, step in steps:
+        shown += [(shard, row) for row in step if row.name in busiest]
+        await pace()
     return Accounts(shown, unwanted if is_recorded else {}, shown if is_recorded else ())
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import heapq
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -159,18 +160,33 @@ class Pages:
         """Traffic by account."""
         facts = self._facts(query)
         found = await self.account_statistics(facts, (), unused=query.flag("unused"))
-        return _json({**aggregate.head(facts), "account_statz": found})
+        return _with_list(aggregate.head(facts), "account_statz", await _texts(found))
 
-    async def account_statistics(self, facts: Facts, names: Sequence[str], *, unused: bool) -> list[Document]:
+    async def account_statistics(
+        self, facts: Facts, names: Collection[str], *, unused: bool, is_vital: bool = False
+    ) -> list[Document]:
         """Statistics of these accounts, or of all; without `unused` only of those that have connections."""
-        async with self._turn():
+        async with self._turn(is_vital=is_vital):
             answers = await self._ask_all(facts, rows.AccountsQuery(), rows.AccountsPart)
-        leafs = await self._leafs() if facts.options.has_gateway else []
-        found = aggregate.account_statistics(
-            facts, [row for _, parts in answers for part in parts for row in part.rows], leafs
-        )
-        counted = "total_conns" if facts.options.is_like_newer else "conns"  # (2.9 does not look at leaf nodes here)
-        return [one for one in found if (not names or one["acc"] in names) and (unused or one[counted])]
+        leafs = Counter(row.account for row in await self._leafs()) if facts.options.has_gateway else Counter[str]()
+        is_like_newer = facts.options.is_like_newer
+        sums = {name: rows.AccountRow(name) for name in facts.accounts if not names or name in names}
+        pace = Pace()
+        for _shard, parts in answers:
+            for part in parts:
+                aggregate.add_accounts(sums, part.rows)
+                await pace()
+        found: list[Document] = []
+        wanted = list(sums.values())
+        for at in range(0, len(wanted), ROWS_IN_ONE_STEP):
+            found += [
+                aggregate.account_statistics(row, leafs[row.name], is_like_newer=is_like_newer)
+                for row in wanted[at : at + ROWS_IN_ONE_STEP]
+                # (2.9 does not look at leaf nodes here)
+                if unused or row.connections or (is_like_newer and leafs[row.name])
+            ]
+            await pace()
+        return found
 
     async def connz(self, query: PageQuery) -> bytes:
         """Connections, open and closed."""
@@ -620,7 +636,7 @@ class Pages:
             return [(shard, [row for part in parts for row in part.rows]) for shard, parts in answers]
 
         answers = await self._look(f"accounts {numbers} {bool(most)}", look)
-        return metrics.accounts(answers, most, is_recorded=facts.is_recorded)
+        return await metrics.accounts(answers, most, is_recorded=facts.is_recorded)
 
     # ---- asking
 
@@ -721,6 +737,16 @@ def _items(documents: Iterable[Document]) -> bytes:
     """Items of a list within a document, with that indentation."""
     text = orjson.dumps(list(documents), option=orjson.OPT_INDENT_2)
     return text[1:-2].replace(b"\n", b"\n  ")
+
+
+async def _texts(documents: Sequence[Document]) -> list[bytes]:
+    """Items of a list, serialized step by step."""
+    pace = Pace()
+    texts = []
+    for at in range(0, len(documents), ROWS_IN_ONE_STEP):
+        texts.append(_items(documents[at : at + ROWS_IN_ONE_STEP]))
+        await pace()
+    return texts
 
 
 def _subsz(facts: Facts, counters: Document, query: PageQuery, listed: int) -> Document:

@@ -22,7 +22,7 @@ from gnatswarm.shards.boundary.control import (
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import Awaitable, Callable, Collection, Coroutine
 
     from gnatswarm.router.monitoring.state import MonitoringState
     from gnatswarm.router.monitoring.system_answers import SystemAnswers
@@ -46,11 +46,12 @@ class SystemAccount:
         self._view = view
         self._channels = channels
         self._monitoring = monitoring
-        self.reload: Callable[[], Awaitable[ReloadOutcome]] | None = (
-            None  # reads the configuration again; None: nobody does
-        )
+        # Reads the configuration again; None: nobody does.
+        self.reload: Callable[[], Awaitable[ReloadOutcome]] | None = None
         self._answers: SystemAnswers | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._changed: set[str] = set()  # accounts whose connections are to be published
+        self._is_saying_changes = False
         self._next_statsz: asyncio.TimerHandle | None = None
         self._statsz_s = FIRST_STATSZ_S
         self._next_connections: asyncio.TimerHandle | None = None
@@ -79,7 +80,7 @@ class SystemAccount:
         self._next_connections = None
         if self._view.options.has_system_users:
             self._schedule_connections()
-            self._do(self._say_all_connections())
+            self._do(self._say_connections())
 
     def on_message(self, shard: int, message: SystemRequest | AccountChanged | ServerEvent) -> None:
         """A message from a shard: a request, a changed account, or the gateway's event."""
@@ -88,7 +89,10 @@ class SystemAccount:
         elif isinstance(message, ServerEvent):
             self._publish(message.subject, message.payload)
         else:
-            self._do(self._say_connections(message.account))
+            self._changed.add(message.account)
+            if not self._is_saying_changes:
+                self._is_saying_changes = True
+                self._do(self._say_changes())
 
     def say_shutdown(self) -> None:
         """Publish that the broker stops. Every shard tells its own subscribers, because links may end first."""
@@ -130,12 +134,17 @@ class SystemAccount:
             # Always reply, because the shard counts unanswered requests.
             self._channels.tell(shard, SystemReply(request.seq, payload))
 
-    async def _say_connections(self, account: str) -> None:
-        for subject, payload in await self.answers.connections(account):
-            self._publish(subject, payload)
+    async def _say_changes(self) -> None:
+        """Publish the connections of accounts that have changed. One look at all shards is for all of them."""
+        try:
+            while self._changed:
+                changed, self._changed = self._changed, set()
+                await self._say_connections(changed)
+        finally:
+            self._is_saying_changes = False
 
-    async def _say_all_connections(self) -> None:
-        for subject, payload in await self.answers.all_connections():
+    async def _say_connections(self, accounts: Collection[str] = ()) -> None:
+        async for subject, payload in self.answers.connections(accounts):
             self._publish(subject, payload)
 
     def _on_statsz_due(self) -> None:

@@ -6,8 +6,8 @@ Imported at the first request.
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
 import msgspec
@@ -23,6 +23,7 @@ from gnatswarm.router.monitoring.pages import Busy
 from gnatswarm.router.monitoring.request_options import BadOptions, RequestOptions, request_options
 from gnatswarm.router.supervision.broker_view import cluster_of
 from gnatswarm.shards.boundary import rows
+from gnatswarm.shards.boundary.pace import Pace
 
 if TYPE_CHECKING:
     from gnatswarm.router.monitoring.facts import Facts
@@ -318,35 +319,23 @@ class SystemAnswers:
     async def statsz(self) -> bytes:
         """The document of STATSZ."""
         facts = self._state.gather()
-        accounts = await self._state.pages.account_statistics(facts, (), unused=False)
+        accounts = await self._state.pages.account_statistics(facts, (), unused=False, is_vital=True)
         routes = await self._state.pages.routes(facts)
         return orjson.dumps({"server": self._named(), "statsz": aggregate.statsz(facts, len(accounts), routes)})
 
-    async def connections(self, account: str) -> list[tuple[str, bytes]]:
-        """(subject, document) with the connection count of an account, to be published."""
-        try:
-            payload = await self._count(self._state.gather(), account)
-        except Unasked:  # a reload has removed it
-            return []
-        return [(subject, payload) for subject in advisory.account_connections_subjects(account)]
-
-    async def all_connections(self) -> list[tuple[str, bytes]]:
-        """The same of every account that has connections."""
+    async def connections(self, accounts: Collection[str] = ()) -> AsyncIterator[tuple[str, bytes]]:
+        """(subject, document) with the connection count of each of these, or of all that have any, to be published."""
         facts = self._state.gather()
-        return [
-            (subject, advisory.account_connections(self._named(), facts.now_us, one))
-            for one in await self._state.pages.account_statistics(facts, (), unused=False)
-            for subject in advisory.account_connections_subjects(one["acc"])
-        ]
+        found = await self._state.pages.account_statistics(facts, accounts, unused=bool(accounts), is_vital=True)
+        pace = Pace()
+        for one in found:
+            for subject in advisory.account_connections_subjects(one["acc"]):
+                yield subject, advisory.account_connections(self._named(), facts.now_us, one)
+            await pace()
 
     async def _connection_count(self, account: str) -> bytes:
         facts = self._state.gather()
-        if account not in facts.accounts:
-            raise Unasked
-        return await self._count(facts, account)
-
-    async def _count(self, facts: Facts, account: str) -> bytes:
-        found: list[dict[str, Any]] = await self._state.pages.account_statistics(facts, (account,), unused=True)
+        found = await self._state.pages.account_statistics(facts, (account,), unused=True)
         if not found:
             raise Unasked
         return advisory.account_connections(self._named(), facts.now_us, found[0])

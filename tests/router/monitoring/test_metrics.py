@@ -67,6 +67,7 @@ def test_a_subject_of_any_characters_comes_back_as_it_was(name):
     assert found["gnatswarm_subject_deliveries_total", (("account", "$G"), ("subject", name))] == 12
 
 
+DEPLOY = Path(__file__).resolve().parents[3] / "deploy"
 ACCOUNTS = [
     (0, [AccountRow("A", 2, 10, 100, 20, 200, 1, 5), AccountRow("B", 1, 1, 1, 1, 1, 0, 0)]),
     (1, [AccountRow("A", 3, 30, 300, 40, 400, 0, 7), AccountRow("C", 0, 0, 0, 0, 0, 0, 9)]),
@@ -74,8 +75,8 @@ ACCOUNTS = [
 DENIED = [{"account": "A", "user": "ann", "publishes": 2, "subscriptions": 0, "waits": 3}]
 
 
-def test_accounts_have_their_own_and_what_nobody_got_is_counted():
-    found = metrics.accounts(ACCOUNTS, 2, is_recorded=True)
+async def test_accounts_have_their_own_and_what_nobody_got_is_counted():
+    found = await metrics.accounts(ACCOUNTS, 2, is_recorded=True)
     shown = samples(metrics.exposition(facts(shard(0), shard(1)), [], {}, found))
 
     def of(name: str) -> dict[tuple[str, ...], float]:
@@ -92,16 +93,16 @@ def test_accounts_have_their_own_and_what_nobody_got_is_counted():
     assert of("account_unwanted_messages_total") == {("A", "0"): 5, ("A", "1"): 7, ("B", "0"): 0}
 
 
-def test_without_a_recorder_nobody_knows_what_went_to_nobody():
-    found = metrics.accounts(ACCOUNTS, 1, is_recorded=False)
+async def test_without_a_recorder_nobody_knows_what_went_to_nobody():
+    found = await metrics.accounts(ACCOUNTS, 1, is_recorded=False)
     text = metrics.exposition(facts(shard(0)), [], {}, found)
     assert "unwanted" not in text
     assert 'gnatswarm_account_connections{account="A",shard="1"} 3\n' in text
     assert 'account="B"' not in text
 
 
-def test_open_metrics_is_valid_and_says_the_same():
-    found = metrics.accounts(ACCOUNTS, 3, is_recorded=True)
+async def test_open_metrics_is_valid_and_says_the_same():
+    found = await metrics.accounts(ACCOUNTS, 3, is_recorded=True)
     text = metrics.exposition(facts(shard(0), shard(1)), [subject("a", 1)], {"/varz": 3}, found, DENIED)
     families = list(open_metrics_families(metrics.open_metrics(text)))
     assert {
@@ -153,17 +154,16 @@ def test_no_secret_is_in_it():
     assert "hush" not in metrics.exposition(secretive, [], {})
 
 
-def test_what_dashboards_and_alerts_ask_for_exists():
+async def test_what_dashboards_and_alerts_ask_for_exists():
     """Every metric that the files for Grafana and Prometheus name is one that /metrics shows, by that exact name."""
     entry = {"account": "$G", "subject": "s", "msgs": 1, "bytes": 1, "deliveries": 1}
-    found = metrics.accounts(ACCOUNTS, 1, is_recorded=True)
+    found = await metrics.accounts(ACCOUNTS, 1, is_recorded=True)
     shown = metrics.exposition(facts(shard(0), shard(1), options=A_LEAF), [entry], {"/varz": 1}, found, DENIED, 1)
     known = {sample.name for family in text_string_to_metric_families(shown) for sample in family.samples}
-    deploy = Path(__file__).resolve().parents[3] / "deploy"
-    files = [*deploy.glob("grafana/*.json"), *deploy.glob("prometheus/*.yml")]
+    files = [*DEPLOY.glob("grafana/*.json"), *DEPLOY.glob("prometheus/*.yml")]
     assert files
     for path in files:
         # Names that end in "_" or stand in a path (gnatswarm.rules.yml) are none.
         named = set(re.findall(r"\bgnatswarm_[a-z_]*[a-z]\b(?!\.yml)", path.read_text()))
         assert named - known == set(), path.name
-    assert len(re.findall(r"gnatswarm_", (deploy / "grafana" / "gnatswarm.json").read_text())) > 20
+    assert len(re.findall(r"gnatswarm_", (DEPLOY / "grafana" / "gnatswarm.json").read_text())) > 20

@@ -10,17 +10,20 @@ from typing import Any
 import pytest
 
 from gnatswarm.broker.options import Account, Options, Permissions, User
+from gnatswarm.router.monitoring import metrics
 from gnatswarm.router.monitoring.alarms import Alarms
 from gnatswarm.router.monitoring.facts import Facts
 from gnatswarm.router.monitoring.history import COUNTERS, History
 from gnatswarm.router.monitoring.page_query import BadQuery, PageQuery
 from gnatswarm.router.monitoring.pages import MOST_BUILT, MOST_WAITING, ROWS_IN_ONE_STEP, Busy, Pages
 from gnatswarm.router.monitoring.shard_questions import Unanswered
-from gnatswarm.shards.boundary import rows
+from gnatswarm.shards.boundary import pace, rows
 from gnatswarm.shards.boundary.control import GATEWAY_NUMBER
 from tests.router.monitoring.broker_facts import A_LEAF, START_US, facts, shard
 from tests.support.turns import until
 
+NOTHING = {"msgs": 0, "bytes": 0}
+ELSEWHERE = {"gateways": NOTHING, "routes": NOTHING, "leafs": NOTHING}
 HISTORY = History(lambda: dict.fromkeys(COUNTERS, 0))
 ALARMS = Alarms(facts, None)  # type: ignore[arg-type]
 
@@ -192,6 +195,38 @@ async def test_a_page_of_many_connections_is_one_document() -> None:
     page = await site.get("/connz")
     assert page["num_connections"] == page["total"] == count
     assert [row["cid"] for row in page["connections"]] == list(range(1, count + 1))
+
+
+@pytest.mark.parametrize("path", ["/accstatz", "/metrics"])
+async def test_ten_thousands_of_accounts_are_summed_up_in_many_turns(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pace, "SLICE_S", 0.0)
+    names = [f"A{number:04}" for number in range(40 * ROWS_IN_ONE_STEP)]
+    site = Site(options=Options(accounts=tuple(map(Account, names))))
+    found = [rows.AccountRow(name, 1, number, number) for number, name in enumerate(names)]
+    parts = [rows.AccountsPart(found[at : at + 64]) for at in range(0, len(found), 64)]
+    for shard_number in (0, 1):
+        site.shards.answers[shard_number, rows.AccountsQuery] = lambda _query: parts
+    build = site.pages.by_path.get(path, site.pages.metrics)
+    page = asyncio.ensure_future(build(PageQuery("accounts=1")))
+    turns = 0
+
+    def is_built() -> bool:
+        nonlocal turns
+        turns += 1
+        return page.done()
+
+    await until(is_built)
+    busiest = names[-1]
+    if path == "/metrics":
+        assert f'gnatswarm_account_connections{{account="{busiest}",shard="1"}} 1\n' in page.result().decode()
+        assert turns > 2 * len(found) / metrics.ROWS_IN_ONE_STEP
+    else:
+        listed = json.loads(page.result())["account_statz"]
+        assert [one["acc"] for one in listed] == names
+        assert listed[-1]["received"] == {"msgs": 2 * len(found) - 2, "bytes": 2 * len(found) - 2, **ELSEWHERE}
+        assert turns > 2 * len(found) / ROWS_IN_ONE_STEP
 
 
 async def test_no_shard_is_asked_for_subscriptions_when_the_page_is_full() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Collection
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -10,7 +11,7 @@ import pytest
 from gnatswarm.router.monitoring import system_account
 from gnatswarm.router.monitoring.system_account import SystemAccount
 from gnatswarm.router.supervision.supervision import Phase
-from gnatswarm.shards.boundary.control import SystemEvent
+from gnatswarm.shards.boundary.control import AccountChanged, SystemEvent
 from tests.support.turns import until
 
 CONNECTIONS = "$SYS.ACCOUNT.A.SERVER.CONNS"
@@ -22,12 +23,24 @@ class Answers:
     def __init__(self) -> None:
         self.asked = 0
 
-    async def all_connections(self) -> list[tuple[str, bytes]]:
+    async def connections(self, accounts: Collection[str] = ()) -> AsyncIterator[tuple[str, bytes]]:
         self.asked += 1
-        return [(CONNECTIONS, b"%d" % self.asked)]
+        for name in sorted(accounts) or ["A"]:
+            yield f"$SYS.ACCOUNT.{name}.SERVER.CONNS", b"%d" % self.asked
 
     async def statsz(self) -> bytes:
         return b"{}"
+
+
+def account_of(options: SimpleNamespace) -> tuple[SystemAccount, list[tuple[int, SystemEvent]]]:
+    """It, and what it says to the shards."""
+    shard = SimpleNamespace(number=3, state=SimpleNamespace(phase=Phase.READY))
+    view = SimpleNamespace(options=options, server_id="N", shards=[shard])
+    said: list[tuple[int, SystemEvent]] = []
+    channels = SimpleNamespace(tell=lambda number, event: said.append((number, event)))
+    account = SystemAccount(cast(Any, view), cast(Any, channels), cast(Any, None))
+    account._answers = cast(Any, Answers())
+    return account, said
 
 
 async def test_the_numbers_of_connections_are_said_again_and_again_while_somebody_may_hear(
@@ -35,12 +48,7 @@ async def test_the_numbers_of_connections_are_said_again_and_again_while_somebod
 ) -> None:
     monkeypatch.setattr(system_account, "CONNECTIONS_EVERY_S", 0.001)
     options = SimpleNamespace(has_system_users=True)
-    shard = SimpleNamespace(number=3, state=SimpleNamespace(phase=Phase.READY))
-    view = SimpleNamespace(options=options, server_id="N", shards=[shard])
-    said: list[tuple[int, SystemEvent]] = []
-    channels = SimpleNamespace(tell=lambda number, event: said.append((number, event)))
-    account = SystemAccount(cast(Any, view), cast(Any, channels), cast(Any, None))
-    account._answers = cast(Any, Answers())
+    account, said = account_of(options)
 
     def heard() -> list[bytes]:
         return [event.payload for number, event in said if number == 3 and event.subject == CONNECTIONS]
@@ -57,3 +65,17 @@ async def test_the_numbers_of_connections_are_said_again_and_again_while_somebod
     before = len(heard())
     await until(lambda: len(heard()) > before)
     options.has_system_users = False
+
+
+async def test_many_accounts_that_change_at_once_are_said_after_one_look_at_the_shards() -> None:
+    account, said = account_of(SimpleNamespace(has_system_users=True))
+    names = [f"A{number:03}" for number in range(300)]
+    for shard in (0, 1):
+        for name in names:
+            account.on_message(shard, AccountChanged(name))
+    await until(lambda: not account._tasks)
+    assert [event.subject for _, event in said] == [f"$SYS.ACCOUNT.{name}.SERVER.CONNS" for name in names]
+    assert {event.payload for _, event in said} == {b"1"}
+    account.on_message(0, AccountChanged("A007"))
+    await until(lambda: not account._tasks)
+    assert said[-1][1] == SystemEvent("$SYS.ACCOUNT.A007.SERVER.CONNS", b"2")
