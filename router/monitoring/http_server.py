@@ -25,6 +25,7 @@ import h11
 
 from gnatswarm.router.monitoring.places import RESERVED, Doing, Place, Places
 from gnatswarm.router.monitoring.tls_streams import Streams, streams_past_handshake
+from gnatswarm.shards.boundary.pace import Pace
 
 logger = logging.getLogger("gnatswarm.monitor")
 
@@ -43,6 +44,10 @@ IDLE_DEADLINE_S = 75.0
 HEAD_DEADLINE_S = 5.0
 # For each WRITE_BYTES: a client that reads more slowly is cut.
 WRITE_DEADLINE_S = 20.0
+# Of pages that are being taken, all together: 100 MB of /connz for each of those who read slowly would be gigabytes. …
+MOST_UNTAKEN_BYTES = 256 * 1024 * 1024
+# … A page of this size is always sent, and so is a longer one if it is the only one.
+SMALL_PAGE_BYTES = 256 * 1024
 # Few per turn of the loop, so that a new connection is read before a crowd behind it can push it out; but more than
 # one, because a crowd comes faster, and a full backlog costs a newcomer a second.
 ACCEPTED_IN_A_TURN = 4
@@ -51,6 +56,7 @@ ACCEPT_AGAIN_S = 1.0
 # … or this long if a connection was cut, whose descriptor is free after the next turns of the loop.
 AFTER_CUT_S = 0.02
 CUTS_SAID_EVERY_S = 60.0
+AGAIN = ("retry-after", "1")
 ABSOLUTE = re.compile(r"https?://(?P<host>[^/?]*)", re.IGNORECASE)
 NO_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -97,6 +103,7 @@ class HttpServer:
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._places = Places(min(MOST_CONNECTIONS, max(1, descriptors // SHARE_OF_DESCRIPTORS - RESERVED)))
         self._turn = asyncio.Lock()
+        self._untaken_bytes = 0  # of pages that are not small
         self._cuts_said = 0  # cuts already logged
         self._cuts_said_s = -CUTS_SAID_EVERY_S
 
@@ -204,7 +211,7 @@ class HttpServer:
         headers = {name.decode("ascii"): value.decode("latin-1") for name, value in request.headers}
         path, query = _target_of(request, headers)
         if place.is_reserved and not self._is_vital(path) and not self._places.leave_reserve(place):
-            response = text_response("503 too many connections, try again", 503, ("retry-after", "1"))
+            response = text_response("503 too many connections, try again", 503, AGAIN)
         elif method not in ("GET", "HEAD"):
             response = text_response("405 method not allowed", 405, ("allow", "GET, HEAD"))
         else:
@@ -216,7 +223,14 @@ class HttpServer:
                 response = text_response("500 internal server error", 500)
         if place.is_reserved:  # free it for the next newcomer
             response = response._replace(headers=(*response.headers, ("connection", "close")))
-        await _write(connection, writer, response, place, is_head=method == "HEAD")
+        size = len(response.body) if len(response.body) > SMALL_PAGE_BYTES and method != "HEAD" else 0
+        if size and self._untaken_bytes and self._untaken_bytes + size > MOST_UNTAKEN_BYTES:
+            response, size = text_response("503 too many long pages are being read, try again", 503, AGAIN), 0
+        self._untaken_bytes += size
+        try:
+            await _write(connection, writer, response, place, is_head=method == "HEAD")
+        finally:
+            self._untaken_bytes -= size
 
 
 async def _plain_streams(sock: socket.socket) -> Streams:
@@ -298,11 +312,13 @@ async def _write(
     writer.write(data or b"")
     if not is_head:
         body = memoryview(response.body)
+        pace = Pace()  # a peer that reads as fast as it is written to would hold the loop for the whole page
         for at in range(0, len(body), WRITE_BYTES):
             writer.write(connection.send(h11.Data(data=bytes(body[at : at + WRITE_BYTES]))) or b"")
             place.turn(Doing.TAKING)
             async with asyncio.timeout(WRITE_DEADLINE_S):
                 await writer.drain()
+            await pace()
     writer.write(connection.send(h11.EndOfMessage()) or b"")
     place.turn(Doing.TAKING)
     async with asyncio.timeout(WRITE_DEADLINE_S):

@@ -7,9 +7,10 @@ those that no answer has are asked for again where they went. Costs nothing whil
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
+from gnatswarm.shards.boundary.pace import Pace
 from gnatswarm.shards.boundary.rows import ClientPart, ConnectionRow, ConnectionsPart, ConnectionsQuery, is_found, order
 
 # Asks one shard about these clients.
@@ -19,6 +20,7 @@ Lists = list[tuple[int, list[ConnectionRow]]]
 
 # A client that moves on while it is asked for is followed so often.
 MOST_HOPS = 3
+ROWS_IN_ONE_STEP = 128
 
 
 async def settled(
@@ -41,7 +43,7 @@ async def settled(
         return lists, 0
     counted = sum(part.total for part in first_parts.values())
     is_whole = all(len(rows) == first_parts[shard].total for shard, rows in lists if shard in first_parts)
-    lists = _once(lists)
+    lists = await _once(lists)
     more = -_counted_twice(first_parts, came)
     shown = {row.cid for _, rows in lists for row in rows}
     missing = {
@@ -89,15 +91,30 @@ async def reaches(shards: Sequence[int], tell: Callable[[int], Awaitable[list[Cl
     return is_coming
 
 
-def _once(lists: Lists) -> Lists:
+async def _once(lists: Lists) -> Lists:
     """Without the earlier of two rows of one client; one that has ended is the later one."""
+    pace = Pace()
     best: dict[int, ConnectionRow] = {}
     for _, rows in lists:
-        for row in rows:
-            other = best.get(row.cid)
-            if other is None or _age(row) > _age(other):
-                best[row.cid] = row
-    return [(shard, [row for row in rows if best[row.cid] is row]) for shard, rows in lists]
+        for step in steps(rows):
+            for row in step:
+                other = best.get(row.cid)
+                if other is None or _age(row) > _age(other):
+                    best[row.cid] = row
+            await pace()
+    kept = []
+    for shard, rows in lists:
+        mine: list[ConnectionRow] = []
+        for step in steps(rows):
+            mine += [row for row in step if best[row.cid] is row]
+            await pace()
+        kept.append((shard, mine))
+    return kept
+
+
+def steps(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
+    """The rows, so many at a time that others may have their turn between."""
+    return (rows[at : at + ROWS_IN_ONE_STEP] for at in range(0, len(rows), ROWS_IN_ONE_STEP))
 
 
 def once(
@@ -105,11 +122,33 @@ def once(
 ) -> list[tuple[int, Row]]:
     """Without the earlier of two rows (shard, row) with the same key: what two shards said of a client that moved."""
     latest: dict[Hashable, tuple[int, Row]] = {}
+    add_latest(latest, found, key, age)
+    return list(latest.values())
+
+
+async def once_of_many(
+    found: Sequence[tuple[int, Row]], key: Callable[[Row], Hashable], age: Callable[[Row], Any]
+) -> list[tuple[int, Row]]:
+    """The same, step by step."""
+    latest: dict[Hashable, tuple[int, Row]] = {}
+    pace = Pace()
+    for step in steps(found):
+        add_latest(latest, step, key, age)
+        await pace()
+    return list(latest.values())
+
+
+def add_latest(
+    latest: dict[Hashable, tuple[int, Row]],
+    found: Iterable[tuple[int, Row]],
+    key: Callable[[Row], Hashable],
+    age: Callable[[Row], Any],
+) -> None:
+    """Add rows (shard, row), each in place of an earlier one with the same key."""
     for shard, row in found:
         name = key(row)
         if name not in latest or age(row) > age(latest[name][1]):
             latest[name] = shard, row
-    return list(latest.values())
 
 
 def _age(row: ConnectionRow) -> tuple[bool, int]:

@@ -312,7 +312,7 @@ class Pages:
                 listed += [(shard, row) for part in parts for row in part.rows]
                 skip = max(0, skip - (parts[0].total if parts else 0))
             # Of a client that moved meanwhile; what was delivered moved with it.
-            listed = moving_clients.once(
+            listed = await moving_clients.once_of_many(
                 listed,
                 key=lambda row: (row.cid, row.sid, row.account, row.subject) if row.cid else id(row),
                 age=lambda row: row.msgs,

@@ -11,6 +11,7 @@ import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import h11
 import pytest
 import pytest_asyncio
 
@@ -23,10 +24,13 @@ from gnatswarm.router.monitoring.http_server import (
     HttpServer,
     text_response,
 )
-from gnatswarm.router.monitoring.places import Places
+from gnatswarm.router.monitoring.places import Place, Places
+from gnatswarm.shards.boundary import pace
 from tests.support.authority import Authority
+from tests.support.turns import until
 
 WITHIN_S = 20
+LONG_BYTES = 32 * 1024 * 1024  # more than the buffers of a socket
 
 
 class Site:
@@ -50,6 +54,8 @@ class Site:
             except asyncio.CancelledError:
                 self.was_cut = True
                 raise
+        if request.path == "/long":
+            return HttpResponse(bytes(LONG_BYTES))
         return text_response(f"page {request.path}?{request.query}")
 
     async def close(self) -> None:
@@ -321,3 +327,59 @@ async def test_requests_that_come_together_are_answered_in_turns_of_their_own(si
     answers = await asyncio.gather(*(site.say(many) for _ in range(5)))
     assert [answer.count(b"HTTP/1.1 200") for answer in answers] == [100] * 5
     assert max(after - before for before, after in itertools.pairwise(between)) == 1
+
+
+async def test_long_pages_that_nobody_takes_are_not_kept_without_end(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MOST_UNTAKEN_BYTES", LONG_BYTES + 1)
+    slow: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+    for _ in range(3):
+        reader, writer = await asyncio.open_connection(*site.sock.getsockname(), limit=1)
+        writer.write(b"GET /long HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        await until(lambda: len(site.asked) > len(slow))
+        slow.append((reader, writer))
+    assert b"HTTP/1.1 200" in await slow[0][0].read(12)
+    for reader, writer in slow[1:]:
+        assert status(await asyncio.wait_for(reader.read(), WITHIN_S)) == 503
+        writer.close()
+    assert status(await site.say(b"HEAD /long HTTP/1.1\r\nHost: x\r\n\r\n")) == 200
+    assert status(await site.say(b"GET /short HTTP/1.1\r\nHost: x\r\n\r\n")) == 200
+    slow[0][1].transport.abort()
+    await until(lambda: site.server._untaken_bytes == 0)
+    monkeypatch.setattr(module, "MOST_UNTAKEN_BYTES", 1)
+    answer = await site.say(b"GET /long HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert status(answer) == 200 and len(answer) > LONG_BYTES
+
+
+async def test_others_have_their_turn_while_a_long_page_is_taken_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace, "SLICE_S", 0.0)
+
+    class Reads:
+        """Somebody who takes all that is written."""
+
+        taken = 0
+
+        def write(self, data: bytes) -> None:
+            self.taken += len(data)
+
+        async def drain(self) -> None:
+            pass
+
+    writer, connection = Reads(), h11.Connection(h11.SERVER)
+    connection.receive_data(b"GET /long HTTP/1.1\r\nHost: x\r\n\r\n")
+    connection.next_event()
+    place = Place("127.0.0.1", lambda: False)
+    writing = asyncio.ensure_future(
+        module._write(connection, writer, HttpResponse(bytes(LONG_BYTES)), place, is_head=False)  # type: ignore[arg-type]
+    )
+    turns = 0
+
+    def is_written() -> bool:
+        nonlocal turns
+        turns += 1
+        return writing.done()
+
+    await until(is_written)
+    assert writer.taken > LONG_BYTES
+    assert turns > LONG_BYTES / module.WRITE_BYTES

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gnatswarm.broker.options import Account, Options, Permissions, User
-from gnatswarm.router.monitoring import metrics
+from gnatswarm.router.monitoring import metrics, moving_clients
 from gnatswarm.router.monitoring.alarms import Alarms
 from gnatswarm.router.monitoring.facts import Facts
 from gnatswarm.router.monitoring.history import COUNTERS, History
@@ -197,6 +197,37 @@ async def test_a_page_of_many_connections_is_one_document() -> None:
     assert [row["cid"] for row in page["connections"]] == list(range(1, count + 1))
 
 
+async def turns_until_done(page: asyncio.Future[bytes]) -> int:
+    """How often the loop has run meanwhile."""
+    turns = 0
+
+    def is_done() -> bool:
+        nonlocal turns
+        turns += 1
+        return page.done()
+
+    await until(is_done)
+    return turns
+
+
+async def test_long_lists_that_clients_move_in_are_gone_through_in_many_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace, "SLICE_S", 0.0)
+    site = Site()
+    count = 20 * moving_clients.ROWS_IN_ONE_STEP
+    found = [rows.SubscriptionRow(f"s.{number}", "", "1", 0, 0, number, "$G") for number in range(count)]
+    site.shards.answers[0, rows.SubscriptionsQuery] = lambda _query: [rows.SubscriptionsPart(count, found)]
+    steps = count / ROWS_IN_ONE_STEP
+    page = asyncio.ensure_future(site.pages.subsz(PageQuery(f"subs=1&limit={count}")))
+    assert await turns_until_done(page) > steps + 20
+    assert len(json.loads(page.result())["subscriptions_list"]) == count
+    here = [connection(cid) for cid in range(1, count + 1)]
+    part = rows.ConnectionsPart(count, here, came=[(1, 1, START_US)])
+    site.shards.answers[0, rows.ConnectionsQuery] = lambda _query: [part]
+    page = asyncio.ensure_future(site.pages.connz(PageQuery(f"limit={count}")))
+    assert await turns_until_done(page) > steps + 2 * 20
+    assert [row["cid"] for row in json.loads(page.result())["connections"]] == [row.cid for row in here]
+
+
 @pytest.mark.parametrize("path", ["/accstatz", "/metrics"])
 async def test_ten_thousands_of_accounts_are_summed_up_in_many_turns(
     path: str, monkeypatch: pytest.MonkeyPatch
@@ -209,15 +240,8 @@ async def test_ten_thousands_of_accounts_are_summed_up_in_many_turns(
     for shard_number in (0, 1):
         site.shards.answers[shard_number, rows.AccountsQuery] = lambda _query: parts
     build = site.pages.by_path.get(path, site.pages.metrics)
-    page = asyncio.ensure_future(build(PageQuery("accounts=1")))
-    turns = 0
-
-    def is_built() -> bool:
-        nonlocal turns
-        turns += 1
-        return page.done()
-
-    await until(is_built)
+    page: asyncio.Future[bytes] = asyncio.ensure_future(build(PageQuery("accounts=1")))
+    turns = await turns_until_done(page)
     busiest = names[-1]
     if path == "/metrics":
         assert f'gnatswarm_account_connections{{account="{busiest}",shard="1"}} 1\n' in page.result().decode()
