@@ -8,19 +8,26 @@ whole windows. If the file is finished meanwhile, the copy does not count (`read
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 ENDING = ".jsonl.zst"
 READ_BYTES = 1 << 20
+# What is inflated at once: four bytes may be a block of 128 KiB, in a foreign file. …
+INFLATED_AT_ONCE_BYTES = 512
+# … One that inflates to more than this is no broker's: those have some 32 MiB before they are inflated.
+MOST_INFLATED_BYTES = 1 << 30
 
 
 def copy_unfinished(stats_dir: str, into: Path) -> int:
     """Copy the whole frames of each unfinished file that nobody writes, under its final name; returns how many.
 
-    Nothing for addresses (with ://). Files that cannot be opened are left out.
+    Nothing for addresses (with ://). Files that cannot be opened are left out, and what no broker has written.
     """
     copied = 0
     for number, hidden in enumerate(_unfinished(stats_dir)):
@@ -34,7 +41,7 @@ def copy_unfinished(stats_dir: str, into: Path) -> int:
 
 def has_unfinished(stats_dir: str) -> bool:
     """Whether there are unfinished files with anything in them that nobody writes."""
-    return any(hidden.stat().st_size and not _is_held(hidden) for hidden in _unfinished(stats_dir))
+    return any(_has_bytes(hidden) and not _is_held(hidden) for hidden in _unfinished(stats_dir))
 
 
 def is_being_written(stats_dir: str) -> bool:
@@ -46,9 +53,26 @@ def _unfinished(stats_dir: str) -> Iterator[Path]:
     return Path(stats_dir).absolute().rglob(f".*{ENDING}") if "://" not in stats_dir else iter(())
 
 
+def _opened(hidden: Path) -> BinaryIO:
+    """The file, for reading. OSError: it is gone, or no file: a named pipe would keep us."""
+    file = open(os.open(hidden, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb")  # noqa: SIM115
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "not a file", str(hidden))
+    return file
+
+
+def _has_bytes(hidden: Path) -> bool:
+    try:
+        with _opened(hidden) as file:
+            return os.fstat(file.fileno()).st_size > 0
+    except OSError:
+        return False
+
+
 def _is_held(hidden: Path) -> bool:
     try:
-        with hidden.open("rb") as file:
+        with _opened(hidden) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -58,9 +82,9 @@ def _is_held(hidden: Path) -> bool:
 
 
 def _copy(hidden: Path, copy: Path) -> bool:
-    with hidden.open("rb") as file:
+    with _opened(hidden) as file:
         # An empty file may be a moment old, and its writer about to lock it.
-        if not hidden.stat().st_size:
+        if not os.fstat(file.fileno()).st_size:
             return False
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -79,21 +103,28 @@ def _copy(hidden: Path, copy: Path) -> bool:
 
 
 def _whole_frames(fd: int) -> int:
-    """The number of bytes of the file's whole zstd frames; each of them is one window."""
+    """The number of bytes of the file's whole zstd frames; each of them is one window.
+
+    OSError: it inflates to more than what a broker writes.
+    """
     import zstandard
 
-    whole = at = 0
+    whole = at = inflated = 0
     frame = zstandard.ZstdDecompressor().decompressobj()
     while data := os.pread(fd, READ_BYTES, at):
-        at += len(data)
-        while data:
+        begin = 0
+        while begin < len(data):
+            piece = data[begin : begin + INFLATED_AT_ONCE_BYTES]
             try:
-                frame.decompress(data)
+                inflated += len(frame.decompress(piece))
             except zstandard.ZstdError:
                 return whole
-            if not frame.eof:
-                break
-            data = frame.unused_data
-            whole = at - len(data)
-            frame = zstandard.ZstdDecompressor().decompressobj()
+            if inflated > MOST_INFLATED_BYTES:
+                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+            begin += len(piece)
+            if frame.eof:
+                begin -= len(frame.unused_data)
+                whole = at + begin
+                frame = zstandard.ZstdDecompressor().decompressobj()
+        at += len(data)
     return whole

@@ -11,14 +11,20 @@ helper thread, and by the router for its gap rows. Paths are text: pathlib would
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
+import stat
 import time
 from collections.abc import Iterator
 
 ENDING = ".jsonl.zst"
 COMPRESSION_LEVEL = 3  # zstd's own default: 12 times smaller rows at some 200 MB/s
 READ_BYTES = 1 << 20
+# What a dead writer left is inflated in pieces of this size: four bytes may be a block of 128 KiB, in a foreign file.
+INFLATED_AT_ONCE_BYTES = 512
+# A file that inflates to more is none of ours, which are some 32 MiB before they are inflated to twelve times as much.
+MOST_INFLATED_BYTES = 1 << 30
 FILE_MODE = 0o600
 DIRECTORY_MODE = 0o700
 
@@ -155,8 +161,11 @@ def _names(directory: AnyPath) -> list[str]:
 
 
 def _adopt(hidden: str, shown: str) -> bool:
-    fd = os.open(hidden, os.O_RDWR | os.O_CLOEXEC)
+    # Neither what a link points at is ours to cut, nor may a named pipe keep us.
+    fd = os.open(hidden, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            return False
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -175,25 +184,28 @@ def _adopt(hidden: str, shown: str) -> bool:
 
 
 def whole_frames(fd: int) -> int:
-    """The number of bytes of a file's whole zstd frames."""
+    """The number of bytes of a file's whole zstd frames. OSError: it inflates to more than any of ours."""
     import zstandard
 
-    whole = read = 0
-    left = b""
+    whole = at = inflated = 0
     frame = zstandard.ZstdDecompressor().decompressobj()
-    while True:
-        data = left or os.pread(fd, READ_BYTES, read)
-        if not data:
-            return whole
-        read += len(data) if not left else 0
-        try:
-            frame.decompress(data)
-        except zstandard.ZstdError:
-            return whole
-        left = frame.unused_data if frame.eof else b""
-        if frame.eof:
-            whole = read - len(left)
-            frame = zstandard.ZstdDecompressor().decompressobj()
+    while data := os.pread(fd, READ_BYTES, at):
+        begin = 0
+        while begin < len(data):
+            piece = data[begin : begin + INFLATED_AT_ONCE_BYTES]
+            try:
+                inflated += len(frame.decompress(piece))
+            except zstandard.ZstdError:
+                return whole
+            if inflated > MOST_INFLATED_BYTES:
+                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+            begin += len(piece)
+            if frame.eof:
+                begin -= len(frame.unused_data)
+                whole = at + begin
+                frame = zstandard.ZstdDecompressor().decompressobj()
+        at += len(data)
+    return whole
 
 
 def finished_files(directory: AnyPath) -> Iterator[str]:

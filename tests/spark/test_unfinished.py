@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+import zstandard
 
 from gnatswarm.shards.boundary import statfile
+from gnatswarm.spark import unfinished
 from tests.spark.test_batches import START_US, row
 
 pytest.importorskip("pyspark", reason="the extra `spark` is not installed")
@@ -76,3 +79,28 @@ def test_what_is_there_decides_what_is_said(tmp_path: Path):
     assert refusal(str(tmp_path / "dead"), "", out) == ""
     abandon(began(tmp_path / "empty", 1, 0))
     assert "there are no statistics" in refusal(str(tmp_path / "empty"), "", out)
+
+
+def test_what_no_broker_has_written_keeps_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A named pipe would be waited for, and a few KB of zeros may be gigabytes."""
+    dead = abandon(began(tmp_path / "stats", 1, 2))
+    os.mkfifo(dead.with_name(".pipe.jsonl.zst"))
+    dead.with_name(".directory.jsonl.zst").mkdir()
+    dead.with_name(".nowhere.jsonl.zst").symlink_to("missing")
+    dead.with_name(".loop.jsonl.zst").symlink_to(".loop.jsonl.zst")
+    zeros = dead.with_name(".zeros.jsonl.zst")
+    zeros.write_bytes(zstandard.compress(bytes(100 << 20)))
+    monkeypatch.setattr(unfinished, "MOST_INFLATED_BYTES", 90 << 20)
+    tracemalloc.start()
+    try:
+        assert unfinished.copy_unfinished(str(tmp_path / "stats"), tmp_path / "copies") == 1
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 48 << 20
+    assert [path.name for path in (tmp_path / "copies").rglob("*.zst")] == [dead.name[1:]]
+    assert unfinished.has_unfinished(str(tmp_path / "stats"))
+    dead.unlink()
+    zeros.unlink()
+    assert not unfinished.has_unfinished(str(tmp_path / "stats"))
+    assert not unfinished.is_being_written(str(tmp_path / "stats"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import tracemalloc
 from pathlib import Path
 
 import msgspec
@@ -75,6 +76,55 @@ def test_a_dead_writers_file_is_cut_after_its_last_whole_append(tmp_path: Path, 
     (path,) = finished(tmp_path)
     assert text(path) == b"first\n"
     assert not hidden.exists()
+
+
+@pytest.fixture
+def hour(tmp_path: Path) -> Path:
+    """A directory of files of statistics."""
+    return Path(written(tmp_path, 1, 100, 1000.0).parent)
+
+
+def test_what_a_link_points_at_is_not_cut(tmp_path: Path, hour: Path):
+    """The file of somebody else, of which only the first frame is whole."""
+    foreign = tmp_path / "backup.jsonl.zst"
+    foreign.write_bytes(content := zstandard.compress(b"first\n") + b"more")
+    link = hour / ".link.jsonl.zst"
+    link.symlink_to(foreign)
+    (hour / ".loop.jsonl.zst").symlink_to(".loop.jsonl.zst")
+    os.mkfifo(hour / ".pipe.jsonl.zst")
+    (hour / ".directory.jsonl.zst").mkdir()
+    before = sorted(hour.iterdir())
+    assert statfile.adopt_orphans(tmp_path) == 0
+    assert sorted(hour.iterdir()) == before
+    assert foreign.read_bytes() == content
+
+
+def bomb(path: Path, megabytes: int) -> None:
+    """A frame of zeros, of which a few KB are as many megabytes."""
+    frame = zstandard.ZstdCompressor().compressobj()
+    with path.open("wb") as file:
+        for _ in range(megabytes):
+            file.write(frame.compress(bytes(1 << 20)))
+        file.write(frame.flush())
+
+
+def test_a_file_that_inflates_to_more_than_ours_is_left_and_takes_no_memory(
+    tmp_path: Path, hour: Path, monkeypatch: pytest.MonkeyPatch
+):
+    path = hour / ".bomb.jsonl.zst"
+    bomb(path, 128)
+    assert path.stat().st_size < 1 << 16
+    tracemalloc.start()
+    try:
+        with path.open("rb") as file:
+            assert statfile.whole_frames(file.fileno()) == path.stat().st_size
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 48 << 20
+    monkeypatch.setattr(statfile, "MOST_INFLATED_BYTES", 100 << 20)
+    assert statfile.adopt_orphans(tmp_path) == 0
+    assert path.exists()
 
 
 def test_a_file_ends_with_its_minute_its_size_and_its_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
