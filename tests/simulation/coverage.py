@@ -46,6 +46,8 @@ SITUATIONS = {
     "reply permission used": "reply permission",
     "permissions reloaded": "rights reloaded",
     "… of a user who logs in anew": "rights of a user reloaded",
+    "PING before CONNECT": "PING before CONNECT",
+    "more in the same write as CONNECT": "more in the same write as CONNECT",
     "CONNECT again": "anew",
     "… as nats-server 2.15, which ends subscriptions": "anew, and without subscriptions",
     "… and waits for who lingers": "anew, when siblings know",

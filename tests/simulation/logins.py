@@ -228,4 +228,5 @@ class LoginClient(EngineClient):
         self.engine = engine
         self._taken = 0
         self.session, self.socket = owner.log_in()
-        self.feed(connect)
+        if connect:
+            self.feed(connect)

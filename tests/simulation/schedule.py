@@ -184,6 +184,10 @@ LIMITED_PATTERNS = (
     "settle retire tell pass hand kill tell pass come hand carry pass bring come settle come",
     "settle go go come come come hop carry come carry hand come bring come",
 )
+# Clients that come say more in the same write as CONNECT, and PING before it, in pieces of any size: drawn apart, of
+# all worlds.
+EAGER = "eager"
+SHARE_EAGER = 0.2
 # Some clients want +OK, or are pedantic, and say what is wrong: drawn apart, of all worlds.
 VERBOSE = "verbose"
 SHARE_VERBOSE = 0.2
@@ -271,7 +275,7 @@ PATTERN_STEPS = (
     *("chase", "owe", "mimic", "recant"),
 )
 # Words of worlds that the counts by kind do not tell apart.
-APART = DIRECT, NO_ECHO, ANEW, BOUNDS, BRIEF, GROWS, LIMITED, LOCAL, MODEST, SPREAD, TRACED, UPWARD, VERBOSE
+APART = DIRECT, NO_ECHO, ANEW, BOUNDS, BRIEF, EAGER, GROWS, LIMITED, LOCAL, MODEST, SPREAD, TRACED, UPWARD, VERBOSE
 MOST_STEPS = 300
 # Faults: most schedules have only some of them, or none.
 FAULTS = ("go", "break", "kill", "leave")
@@ -373,6 +377,7 @@ def drawn(seed: int) -> Schedule:
         schedule = with_own_steps(seed, schedule, SPREAD, SHARE_SPREAD, ("there", "over", "settle"))
     elif schedule.has("servers"):
         schedule = with_own_steps(seed, schedule, UPWARD, SHARE_UPWARD, ("there", "over", "settle"))
+    schedule = with_own_steps(seed, schedule, EAGER, SHARE_EAGER, ("come", "come", "come", "rush", "go"))
     if not schedule.has(ANEW):
         schedule = with_own_steps(seed, schedule, LIMITED, SHARE_LIMITED, LIMITED_STEPS)
     if schedule.has(LIMITED):

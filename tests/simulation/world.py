@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from random import Random
 
@@ -40,6 +40,7 @@ from tests.simulation.schedule import (
     ANEW,
     BOUNDS,
     BRIEF,
+    EAGER,
     GROWS,
     LIMITED,
     LOCAL,
@@ -128,6 +129,7 @@ class Person:
     is_slow: bool = False  # takes bytes only when a step says so
     unread: deque[tuple[int, str, bytes, int]] = field(default_factory=deque)  # (where it ends, what, reply, message)
     is_asking: bool = False  # its PONG is not queued yet
+    is_first: bool = False  # … and is for a PING before CONNECT
     is_waiting: bool = False  # it has not read its PONG
     backlog: deque[int] = field(default_factory=deque)  # messages that it sent and the broker did not take yet
     taken: int = 0  # messages that the broker took
@@ -322,13 +324,15 @@ class World:
         if self.crowd is not None and not self.is_counted(self.crowd, number, account, process):
             return False
         user = rights = self.rng.randrange(len(RIGHTS)) if self.schedule.has("rights") else 0
+        is_eager = self.schedule.has(EAGER) and number % 4 < 3
         client: EngineClient
         if self.schedule.has(ANEW):
             rights = self.rights_of.get(user_name(account, user), user)
             line = connect_line(wishes, user_name(account, user))
-            client = LoginClient(process.engine, self.owner_of(process), line)
+            client = LoginClient(process.engine, self.owner_of(process), b"" if is_eager else line)
         else:
-            client = process.engine.client(connect_line(wishes))
+            line = connect_line(wishes)
+            client = process.engine.client(b"" if is_eager else line)
             mesh = process.engine.probe.mesh
             assert mesh is not None
             client.connection.enter(mesh.account(account.encode()), COMPILED[rights])
@@ -336,14 +340,48 @@ class World:
         person = Person(number, process, client, account, rights, limits=self.limits, wishes=wishes, user=user)
         if self.schedule.has(BRIEF) and not isinstance(client.session, Login):
             client.session.on_turn_over = lambda: person.process.on_turn_over(client.session)  # type: ignore[method-assign]
-        self.expect(person, "+OK")
         person.taken = client.connection.in_msgs
         self.people.append(person)
         self.present.append(person.sight)
         self.history.rights[number] = [(self.now, rights)]
+        if is_eager:
+            self.begin(person, line)
+            return True
+        self.expect(person, "+OK")
         self.subscribe(person, f"_INBOX.{number}.*", "")
         person.inbox = person.subscriptions[-1]
         return True
+
+    def begin(self, person: Person, connect: bytes) -> None:
+        """CONNECT and more in one write, perhaps PING before it where nobody logs in; all that in pieces."""
+        rng = Random(f"eager {self.schedule.seed} {person.number}")
+        words: list[bytes] = []
+        if not self.schedule.has(ANEW) and rng.random() < 0.4:
+            self.seen["PING before CONNECT"] += 1
+            self.expect(person, "PONG")
+            person.is_first = person.is_asking = person.is_waiting = True
+            words.append(b"PING\r\n")
+        self.expect(person, "+OK")
+        words += [connect, self.wanted(person, f"_INBOX.{person.number}.*", "")]
+        person.inbox = person.subscriptions[-1]
+        for _ in range(rng.randrange(4)):
+            pattern, queue = rng.choice(self.patterns), rng.choice(self.queues)
+            # (Of those in the same write it is not known here which are too many.)
+            if (not queue or self.may_queue(person.account)) and not self.has_too_many(person, more=1):
+                words.append(self.wanted(person, pattern, queue))
+        for _ in range(rng.randrange(4)):
+            words.append(self.publish(person, rng.choice(self.subjects), 0, wants_answer=rng.random() < 0.5))
+        if not person.is_asking and rng.random() < 0.4:
+            self.expect(person, "PONG")
+            person.is_asking = person.is_waiting = True
+            words.append(b"PING\r\n")
+        size = sum(len(one) for one in words)
+        pieces = iter([rng.randrange(1, size) for _ in range(6)]) if rng.random() < 0.7 else []
+        self.seen["more in the same write as CONNECT"] += 1
+        self.feed_in_turns(person, b"".join(words), finish=rng.random() < 0.5, pieces=pieces)
+        if not person.is_gone and not person.socket.is_held:
+            errors = person.client.session.errors
+            assert len(errors) == person.errors, f"client {person.number}: {errors}"
 
     def is_counted(self, crowd: Crowd, number: int, account: str, process: Process) -> bool:
         """Count a client that comes, if there are not too many: those whose shard's death nobody knows count, too."""
@@ -559,9 +597,14 @@ class World:
     def on_pong(self, person: Person) -> None:
         assert person.is_asking, f"client {person.number} did not ask for a PONG"
         # (Of one that was closed since, as a slow consumer, other servers know that too by now.)
-        if self.servers is not None and self.swarm.is_fenced and person.client.reason is CloseReason.NONE:
+        is_checked = self.servers is not None and self.swarm.is_fenced and not person.is_first
+        if is_checked and person.client.reason is CloseReason.NONE:
+            assert self.servers is not None
             self.servers.check_fenced(person.number, person.subscriptions, person.unacked)
         person.is_asking = False
+        if person.is_first:  # what it has said stands behind that PING
+            person.is_first = False
+            return
         for sub in person.subscriptions:
             sub.acked_at = min(sub.acked_at, self.now)
             if sub.left_at != NEVER:
@@ -1319,9 +1362,9 @@ class World:
         if step.which % 2 and person.is_read:
             self.do_ping(person, step)
 
-    def feed_in_turns(self, person: Person, words: bytes, *, finish: bool) -> None:
+    def feed_in_turns(self, person: Person, words: bytes, *, finish: bool, pieces: Iterable[int] = ()) -> None:
         """A write that may take several turns."""
-        person.client.feed(words, finish=finish and not self.is_bursting)
+        person.client.feed(words, pieces, finish=finish and not self.is_bursting)
         self.swarm.turn()
         self.look()
 
@@ -1402,6 +1445,7 @@ class World:
                 and rng.random() < 0.7
                 and process in self.swarm.ready
                 and self.come(process, LATE_ACCOUNT)
+                and self.people[-1].is_read
             ):
                 self.subscribe(self.people[-1], rng.choice(self.patterns), rng.choice(self.queues))
             for end in self.swarm.busy_ends():
