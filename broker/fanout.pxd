@@ -220,6 +220,8 @@ cdef class Fanout:
     cdef uint32_t count_widths(self, Entry *entry, uint64_t *widths, uint32_t count, uint32_t width) noexcept
     # Sends to the siblings of a mask; returns those that it was sent to.
     cdef uint64_t deliver_remote(self, Entry *entry, Publish *publish, uint64_t shards) noexcept
+    cdef int send_early(self, Entry *entry, Publish *publish, Token *names, uint8_t *shards, int n_remote,
+                        size_t *name_bytes, Outcome *outcome) noexcept
     cdef uint64_t send_choices(self, Entry *entry, Publish *publish, const Token *names, const uint8_t *shards,
                                int n_remote, bint only_queues) noexcept
     cdef void note_finished(self, Sub *sub) noexcept

@@ -466,10 +466,13 @@ cdef class Fanout:
                 continue
             if n_remote == MOST_QUEUES or (n_remote and name_bytes + choice.name.key.size > MOST_NAME_BYTES):
                 # More groups than one frame names: those so far get frames of their own, which serve no plain one.
-                outcome.touched |= self.send_choices(entry, publish, names, shards, n_remote, True)
+                n_remote = self.send_early(entry, publish, names, shards, n_remote, &name_bytes, outcome)
                 self.is_split = True
-                n_remote = 0
-                name_bytes = 0
+                if n_remote == MOST_QUEUES or (n_remote and shard == GATEWAY_NUMBER
+                                               and name_bytes + choice.name.key.size > MOST_NAME_BYTES):
+                    outcome.touched |= self.send_choices(entry, publish, names, shards, n_remote, True)
+                    n_remote = 0
+                    name_bytes = 0
             name_bytes += choice.name.key.size
             names[n_remote].at = <const uint8_t *>choice.name + sizeof(QueueName)
             names[n_remote].size = choice.name.key.size
@@ -590,6 +593,27 @@ cdef class Fanout:
             message.tail += publish.stride
             message.payload += publish.stride
         return n
+
+    cdef int send_early(self, Entry *entry, Publish *publish, Token *names, uint8_t *shards, int n_remote,
+                        size_t *name_bytes, Outcome *outcome) noexcept:
+        """Frames that serve these groups alone, but not to the gateway: a nats-server with plain subscriptions gets
+        nothing for groups alone. How many are left, in front, and their bytes."""
+        cdef Token others[MOST_QUEUES]
+        cdef uint8_t theirs[MOST_QUEUES]
+        cdef int i, n = 0, left = 0
+        name_bytes[0] = 0
+        for i in range(n_remote):
+            if shards[i] == GATEWAY_NUMBER:
+                names[left] = names[i]
+                shards[left] = shards[i]
+                name_bytes[0] += names[left].size
+                left += 1
+            else:
+                others[n] = names[i]
+                theirs[n] = shards[i]
+                n += 1
+        outcome.touched |= self.send_choices(entry, publish, others, theirs, n, True)
+        return left
 
     cdef uint64_t send_choices(self, Entry *entry, Publish *publish, const Token *names, const uint8_t *shards,
                                int n_remote, bint only_queues) noexcept:

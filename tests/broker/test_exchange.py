@@ -1344,6 +1344,46 @@ def test_a_server_is_told_who_wants_no_echo_of_what_is_traced_too(*, has_plain: 
     cluster.close()
 
 
+@pytest.mark.parametrize(
+    "groups", [[b"%02d" % n + b"r" * 3900 for n in range(12)], [b"%02d" % n for n in range(70)]], ids=["long", "many"]
+)
+@pytest.mark.parametrize("publishes", ["with echo", "without echo", "traced"])
+@pytest.mark.parametrize("kind", ["route", "leaf", "hub"])
+def test_a_group_at_a_server_with_plain_subscriptions_is_named_with_these_beside_many_groups_here(
+    kind: Literal["route", "leaf", "hub"], publishes: str, groups: list[bytes]
+):
+    """A nats-server would give a second frame, for groups alone, to the plain subscriptions, too: so it gets none."""
+    cluster = Members(1, fenced=False)
+    publisher = echoless(cluster, 0) if publishes == "without echo" else cluster.members[0].clients[0]
+    header = b""
+    if publishes == "traced":
+        engine = cluster.members[0].mesh.engines[0]
+        assert engine.probe.mesh is not None
+        engine.probe.fanout.tracing = MessageTracing(Options(), engine.probe.mesh, Told(), {})  # type: ignore[arg-type]
+        header = b"NATS/1.0\r\nNats-Trace-Dest: t\r\n\r\n"
+    client = cluster.members[0].clients[2]
+    end = server(cluster, kind)
+    words = b"RS+ $G a\r\nRS+ $G a q 1\r\n" if kind == "route" else b"LS+ a\r\nLS+ a q 1\r\n"
+    subs = [b"SUB a %b %d\r\n" % (group, n) for n, group in enumerate(groups)]
+    client.feed(b"".join(subs[::2]))
+    cluster.settle()
+    end.engine.probe.feed(end.socket, words)
+    cluster.settle()
+    client.feed(b"".join(subs[1::2]))
+    cluster.settle()
+    begin = len(end.socket.sent)
+    for number in range(10):
+        line = b"HPUB a %d %d" % (len(header), len(header) + 2) if header else b"PUB a 2"
+        publisher.feed(b"%b\r\n%b%02d\r\n" % (line, header, number))
+    cluster.settle()
+    sent = bytes(end.socket.sent[begin:])
+    assert sent.count(b"| q ") == 10
+    assert [sent.count(b"%02d\r\n" % number) for number in range(10)] == [1] * 10
+    assert len(client.messages()) == 10 * len(groups)
+    end.link.leave()
+    cluster.close()
+
+
 @pytest.mark.parametrize("kind", ["route", "leaf", "hub"])
 @pytest.mark.parametrize("lingers", ["its publisher", "who may not have it"])
 def test_another_server_gets_what_nobody_who_lingers_may_have(kind: Literal["route", "leaf", "hub"], lingers: str):
