@@ -57,6 +57,8 @@ SITUATIONS = {
     "request with an inbox of its own": "inbox with a max",
     "message with a header": "header",
     "… for a client that knows none": "header left out",
+    "message in parts": "message in parts",
+    "… whose publisher has moved meanwhile": "end of a message in parts, elsewhere",
     "payload of max_payload": "largest payload",
     "control line of max_control_line": "longest line",
     "… and larger by a byte": "too large",

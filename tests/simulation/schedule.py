@@ -165,7 +165,7 @@ SHARE_MODEST = 0.2
 TRACED = "traced"
 SHARE_TRACED = 0.2
 # Payloads, control lines, names and numbers of subscriptions are as large as they may be, and larger by one: drawn
-# apart, of worlds without other servers and slow clients.
+# apart, of worlds without slow clients.
 BOUNDS = "bounds"
 SHARE_BOUNDS = 0.15
 # The broker and an account may have few clients more than there are at first: drawn apart, of worlds in which nobody
@@ -188,6 +188,17 @@ LIMITED_PATTERNS = (
 # all worlds.
 EAGER = "eager"
 SHARE_EAGER = 0.2
+# Messages of some clients arrive in parts, with other steps between them, and what is on its way between shards but for
+# its last bytes: drawn apart, of all worlds but those with slow clients.
+PARTIAL = "partial"
+SHARE_PARTIAL = 0.2
+PARTIAL_STEPS = ("pub", "pub", "drip", "drip", "drip", "drip", "hop", "carry", "carry")
+PARTIAL_PATTERNS = (
+    "settle pub 1 hop 1 drip 1 carry carry bring drip 1 drip 1 settle drip 1 drip 1 settle",
+    "settle pub 1 drip 1 kill tell drip 1 carry pub 2 drip 2 drip 1 drip 2 drip 1 settle",
+    "sub gather settle pub 1 pub 2 drip 1 break carry drip 2 drip 1 carry drip 2 settle drip 1 drip 2 settle",
+    "settle pub 1 retire tell pass drip 1 carry bring pass drip 1 drip 1 pass carry bring settle",
+)
 # Some clients want +OK, or are pedantic, and say what is wrong: drawn apart, of all worlds.
 VERBOSE = "verbose"
 SHARE_VERBOSE = 0.2
@@ -275,7 +286,10 @@ PATTERN_STEPS = (
     *("chase", "owe", "mimic", "recant"),
 )
 # Words of worlds that the counts by kind do not tell apart.
-APART = DIRECT, NO_ECHO, ANEW, BOUNDS, BRIEF, EAGER, GROWS, LIMITED, LOCAL, MODEST, SPREAD, TRACED, UPWARD, VERBOSE
+APART = (
+    *(DIRECT, NO_ECHO, ANEW, BOUNDS, BRIEF, EAGER, GROWS, LIMITED, LOCAL, MODEST, PARTIAL, SPREAD, TRACED, UPWARD),
+    VERBOSE,
+)
 MOST_STEPS = 300
 # Faults: most schedules have only some of them, or none.
 FAULTS = ("go", "break", "kill", "leave")
@@ -368,8 +382,9 @@ def drawn(seed: int) -> Schedule:
     outside = ("there", "over") if schedule.has("servers") else ()
     traced = ("pub", "pub", "volley", "desert", "gather", *outside)
     schedule = with_own_steps(seed, schedule, TRACED, SHARE_TRACED, traced)
-    if not schedule.has("servers") and not schedule.has("slow"):
-        schedule = with_own_steps(seed, schedule, BOUNDS, SHARE_BOUNDS, ("exceed", "pub", "pub", "sub", "desert"))
+    if not schedule.has("slow"):
+        bounds = ("exceed", "pub", "pub", "sub", "desert", *outside)
+        schedule = with_own_steps(seed, schedule, BOUNDS, SHARE_BOUNDS, bounds)
     schedule = with_own_steps(seed, schedule, LOCAL, SHARE_LOCAL, ())
     if schedule.has("servers") and schedule.has("accounts"):
         if not schedule.has(ANEW):
@@ -378,6 +393,11 @@ def drawn(seed: int) -> Schedule:
     elif schedule.has("servers"):
         schedule = with_own_steps(seed, schedule, UPWARD, SHARE_UPWARD, ("there", "over", "settle"))
     schedule = with_own_steps(seed, schedule, EAGER, SHARE_EAGER, ("come", "come", "come", "rush", "go"))
+    if not schedule.has("slow"):
+        schedule = with_own_steps(seed, schedule, PARTIAL, SHARE_PARTIAL, PARTIAL_STEPS)
+    if schedule.has(PARTIAL):
+        rng = random.Random(f"partial patterns {seed}")
+        schedule = replace(schedule, steps=with_some(rng, schedule.steps, list(PARTIAL_PATTERNS)))
     if not schedule.has(ANEW):
         schedule = with_own_steps(seed, schedule, LIMITED, SHARE_LIMITED, LIMITED_STEPS)
     if schedule.has(LIMITED):
@@ -587,7 +607,7 @@ def parsed(text: str) -> Schedule:
             - set(PATTERN_STEPS)
             - set(ROUTER_STEPS)
             - set(SERVER_STEPS)
-            - {"reload", "connect", "ask", "odd", "exceed", "grow", "tear", "bereave"}
+            - {"reload", "connect", "ask", "odd", "exceed", "grow", "tear", "bereave", "drip"}
         )
         unknown |= set(features) - set(FEATURES) - set(LATER_FEATURES) - {*SERVER_FEATURES, *APART}
         if unknown:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from tests.simulation.tenants import Tenants
 
 OWN_ID = "NOURBROKER00"  # twelve letters, as QMSG has of each server's id
-QUEUES = ("q", "r")
+QUEUES = ("q", "r")  # and, in some worlds, a long one
 LEAF_RIGHTS = (0, 0, 1, 2)
 FIRST_USER = 1000  # numbers of clients from here on are users of other servers
 KINDS = ("route", "route", "leaf", "leaf")
@@ -956,7 +956,8 @@ class Servers:
         if server.kind != "route":  # (the choice in other accounts is ours)
             message.is_of_leaf = True
             others = self.tenants.views(server.account, subject)[1:]
-            message.named |= {(view.account, queue) for view in others for queue in QUEUES}
+            groups = {*QUEUES, *(sub.queue for sub in self.subscriptions if sub.queue)}
+            message.named |= {(view.account, queue) for view in others for queue in groups}
         for view in frames:
             if not self.publish_in(server, message, view, near, body, wants_answer=wants_answer):
                 message.unsent |= {view.account}

@@ -47,6 +47,7 @@ from tests.simulation.schedule import (
     MODEST,
     MOST_SHARDS_HERE,
     NO_ECHO,
+    PARTIAL,
     TRACED,
     VERBOSE,
     Schedule,
@@ -122,6 +123,7 @@ class Person:
     wishes: Wishes = field(default_factory=Wishes)
     expected: deque[str] = field(default_factory=deque)  # what it is to be told, in order, in worlds with VERBOSE
     coming: Login | None = None  # its session at the shard to which it moves
+    rest: bytes = b""  # of a message that it has begun to send
     user: int = 0  # its number, in worlds where clients log in
     is_refused: bool = False  # its CONNECT was to be refused
     unacked: list[Message] = field(default_factory=list)  # what it sent since its last PONG
@@ -154,7 +156,8 @@ class Person:
     @property
     def is_read(self) -> bool:
         """Whether the broker reads from it now, and it may send anything."""
-        return not (self.is_gone or self.is_on_its_way or self.is_waiting or self.backlog or self.socket.is_held)
+        is_busy = self.is_waiting or self.backlog or self.rest or self.socket.is_held
+        return not (self.is_gone or self.is_on_its_way or is_busy)
 
     def believed_at(self, process: Process) -> bool:
         """Whether siblings may send that shard what is for it; it may have closed while it moved there."""
@@ -682,6 +685,7 @@ class World:
         if person.backlog:
             self.note_taken(person)
         person.is_gone = True
+        person.rest = b""
         self.present.remove(person.sight)
         person.is_waiting = False
         person.backlog.clear()
@@ -884,7 +888,10 @@ class World:
         if busy:
             end = busy[step.who % len(busy)]
             behind = self.behind(end.other.process) if self.schedule.has("slow") else []
-            self.swarm.carry(end, (1, 7, 40, ALL)[step.much % 4], [] if step.which % 3 else iter([1, 2, 5]))
+            most = (1, 7, 40, ALL)[step.much % 4]
+            if self.schedule.has(PARTIAL) and step.much % 4 == 3:
+                most = max(1, end.on_its_way - step.which % 6)
+            self.swarm.carry(end, most, [] if step.which % 3 else iter([1, 2, 5]))
             if behind:
                 self.check_told(end, behind)
 
@@ -1087,7 +1094,33 @@ class World:
             if not person.is_read:
                 break
             words = self.publish(person, subject, size, wants_answer=wants_answer)
-            self.say_publish(person, words, finish=step.who % 3 != 0)
+            if self.schedule.has(PARTIAL) and step.which % 3:
+                self.say_part(person, words, step)
+            else:
+                self.say_publish(person, words, finish=step.who % 3 != 0)
+
+    def say_part(self, person: Person, words: bytes, step: Step) -> None:
+        """A message but for its end: nothing but bytes of it follows until it is whole."""
+        line = words.index(b"\n") + 1
+        ends = (1, line - 2, line - 1, line, line + 1, len(words) - 4, len(words) - 3, len(words) - 2, len(words) - 1)
+        at = max(1, min(ends[(step.who + step.much) % len(ends)], len(words) - 1))
+        person.rest = words[at:]
+        self.seen["message in parts"] += 1
+        person.client.feed(words[:at], finish=step.who % 3 != 0)
+        self.look()
+
+    def do_drip(self, step: Step) -> None:
+        """More bytes come of a message, or one."""
+        there = [one for one in self.people if one.rest and not one.is_gone and not one.is_on_its_way]
+        if there:
+            person = self.people[step.who % len(self.people)]
+            self.send_more(person if person in there else there[step.who % len(there)], (1, 1, 2, ALL)[step.much % 4])
+
+    def send_more(self, person: Person, most: int) -> None:
+        data, person.rest = person.rest[:most], person.rest[most:]
+        self.seen["end of a message in parts, elsewhere"] += not person.rest and person.moved_at != NEVER
+        person.client.feed(data)
+        self.look()
 
     def do_request(self, person: Person, step: Step) -> None:
         self.do_pub(person, step, wants_answer=True)
@@ -1879,7 +1912,8 @@ class World:
         if what < 2:
             self.servers.subscribe(server, self.patterns[step.much % len(self.patterns)], "")
         elif what < 4:
-            self.servers.subscribe(server, self.patterns[step.much % len(self.patterns)], QUEUES[1 + step.much % 2])
+            queue = self.queues[1 + step.much % 2]
+            self.servers.subscribe(server, self.patterns[step.much % len(self.patterns)], queue)
         elif what < 6 and server.current:
             self.servers.unsubscribe(server, server.current[step.much % len(server.current)])
         elif what == 6:
@@ -2245,6 +2279,9 @@ class World:
         """Run until nothing is on its way, nobody waits or is slow, and all shards are linked."""
         for _ in range(MOST_ROUNDS):
             self.quicken()
+            for person in self.people:
+                if person.rest and not person.is_gone and not person.is_on_its_way:
+                    self.send_more(person, ALL)
             self.swarm.settle()
             self.look()
             for process in self.swarm.alive:
@@ -2338,6 +2375,7 @@ ALONE: dict[str, Callable[[World, Step], None]] = {
     "sever": World.do_sever,
     "chase": World.do_chase,
     "tear": World.do_tear,
+    "drip": World.do_drip,
     "bereave": World.do_bereave,
     "owe": World.do_owe,
     "recant": World.do_recant,
