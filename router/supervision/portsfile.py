@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
+import stat
 from collections.abc import Mapping
 
 import msgspec
@@ -23,11 +24,15 @@ class Listening(msgspec.Struct, frozen=True):
 
 
 class TemporaryFile:
-    """A small file for scripts: appears complete, and is removed at the broker's end."""
+    """A small file for scripts: appears complete, and is removed at the broker's end, if it is a file."""
 
     def __init__(self, path: str, text: str) -> None:
         """Write it; OSError when that fails."""
         self.path = path
+        self._identity: tuple[int, int] | None = None
+        if not _may_be_replaced(path):
+            _write(path, text)
+            return
         draft = f"{path}.{os.getpid()}.tmp"
         try:
             _write(draft, text)
@@ -46,6 +51,8 @@ class TemporaryFile:
         """One that another process of this broker has written; None: there is none, or its text is another."""
         taken = cls.__new__(cls)
         taken.path, identity = path, _identity(path)
+        if not _may_be_replaced(path):
+            return None
         try:
             with open(path) as stream:
                 if identity is None or (text and stream.read(64) != text):
@@ -61,7 +68,7 @@ class TemporaryFile:
 
     def remove(self) -> None:
         """Remove it, if it is still ours: the next broker may have replaced it."""
-        if _identity(self.path) == self._identity:
+        if self._identity is not None and _identity(self.path) == self._identity:
             _remove(self.path)
 
 
@@ -152,9 +159,18 @@ def _resolved(host: str) -> str:
     return str(found[0][4][0])
 
 
+def _may_be_replaced(path: str) -> bool:
+    """Whether it is a file, or nothing. /dev/null, a named pipe or a link is written, as by nats-server, and stays."""
+    try:
+        return stat.S_ISREG(os.lstat(path).st_mode)
+    except OSError:
+        return True
+
+
 def _write(path: str, text: str) -> None:
-    # Readable by others, because monitoring rarely runs as the service's user.
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), "w") as stream:
+    # Readable by others, because monitoring rarely runs as the service's user. A named pipe that nobody reads would be
+    # waited for.
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK, 0o644), "w") as stream:
         stream.write(text)
 
 

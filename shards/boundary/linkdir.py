@@ -316,6 +316,8 @@ def remove_left(path: str, pid: int) -> None:
             remove(path)
         return
     with contextlib.suppress(OSError, ValueError):
+        if not stat.S_ISREG(os.lstat(path).st_mode):  # a named pipe would be waited for
+            return
         if not path.endswith(f"_{pid}.ports"):
             with open(path) as stream:
                 if stream.read(64) != str(pid):

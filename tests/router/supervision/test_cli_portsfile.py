@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import stat
 
 import pytest
 
 from gnatswarm.router.supervision import portsfile
-from gnatswarm.router.supervision.portsfile import Listening
+from gnatswarm.router.supervision.portsfile import Listening, TemporaryFile
+from gnatswarm.shards.boundary import linkdir
 
 
 def test_the_ports_file_is_the_real_servers(tmp_path: pathlib.Path) -> None:
@@ -60,6 +62,25 @@ def test_a_directory_that_is_none_is_an_error_that_leaves_nothing(tmp_path: path
     with pytest.raises(OSError, match="dir"):
         portsfile.write_pid_file(str(tmp_path / "dir"))
     assert [path.name for path in tmp_path.iterdir()] == ["dir"]
+
+
+def test_what_is_no_file_is_written_and_stays(tmp_path: pathlib.Path) -> None:
+    """As root /dev/null, or a link such as /dev/stdout, was replaced by a file, which was removed at the end."""
+    pipe, link, target = tmp_path / "pipe", tmp_path / "link", tmp_path / "target"
+    os.mkfifo(pipe)
+    with pytest.raises(OSError, match="No such device"):  # nobody reads it
+        portsfile.write_pid_file(str(pipe), 5)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    link.symlink_to(target)
+    for path in (pipe, link):
+        written = portsfile.write_pid_file(str(path), 5)
+        assert TemporaryFile.taken_over(str(path), "5") is None
+        written.remove()
+        linkdir.remove_left(str(path), 5)
+    assert os.read(reader, 100) == b"5"
+    os.close(reader)
+    assert target.read_text() == "5" and stat.S_ISFIFO(pipe.lstat().st_mode) and link.is_symlink()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "pipe", "target"]
 
 
 def test_a_file_of_ours_in_a_directory_of_others_is_written_in_place(
