@@ -1,8 +1,9 @@
 """Compares passwords with bcrypt hashes, in one helper thread: one takes a tenth of a second, by design of bcrypt.
 
 At most MOST_WAITING comparisons wait; addresses take turns, so that a client guessing passwords delays mostly its own
-address. A client over that limit is refused and may try again. Clients with the same user and password share one
-comparison, and results are kept (broker.access.auth.Verdicts), so a reconnect needs none. Called by the clients.
+address. A client over that limit is refused and may try again. Clients with the same hash and password share one
+comparison, though not who they are: users may have the same hash. Results are kept (broker.access.auth.Verdicts), so a
+reconnect needs none. Called by the clients.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class WaitingClient(Protocol):
         """Whether the client has been closed, so that no answer is needed."""
 
     def on_compared(self, question: HashedPassword, is_same: bool | None) -> None:
-        """The result; None: refused, because too many were waiting."""
+        """The result of its own question; None: refused, because too many were waiting."""
 
 
 def is_same(password: str, hashed: str) -> bool:
@@ -54,7 +55,7 @@ class Passwords:
         self._thread: ThreadPoolExecutor | None = None
         self._queues: OrderedDict[str, deque[bytes]] = OrderedDict()  # address → keys, oldest first
         self._questions: dict[bytes, HashedPassword] = {}  # by key; includes the one being compared
-        self._waiters: dict[bytes, list[WaitingClient]] = {}
+        self._waiters: dict[bytes, list[tuple[WaitingClient, HashedPassword]]] = {}
         self._is_busy = False
         self._is_closed = False
         self.compared = 0
@@ -73,12 +74,12 @@ class Passwords:
     def ask(self, question: HashedPassword, waiter: WaitingClient) -> bool:
         """Compare, and call waiter.on_compared later from the loop. False: refused, too many are waiting."""
         if question.key in self._questions:
-            self._waiters[question.key].append(waiter)
+            self._waiters[question.key].append((waiter, question))
             return True
         if len(self._questions) >= MOST_WAITING and not self._make_room(waiter.host):
             return False
         self._questions[question.key] = question
-        self._waiters[question.key] = [waiter]
+        self._waiters[question.key] = [(waiter, question)]
         self._queues.setdefault(waiter.host, deque()).append(question.key)
         self._go_on()
         return True
@@ -100,7 +101,7 @@ class Passwords:
             key = queue.popleft()
             if queue:
                 self._queues[host] = queue  # this address's turn comes last now
-            if all(waiter.is_gone for waiter in self._waiters[key]):
+            if all(waiter.is_gone for waiter, _ in self._waiters[key]):
                 del self._questions[key], self._waiters[key]
                 continue
             self._is_busy = True
@@ -122,7 +123,7 @@ class Passwords:
         self._go_on()
 
     def _answer(self, key: bytes, same: bool | None) -> None:
-        question = self._questions.pop(key)
-        for waiter in self._waiters.pop(key):
+        del self._questions[key]
+        for waiter, question in self._waiters.pop(key):
             if not waiter.is_gone:
                 waiter.on_compared(question, same)

@@ -93,6 +93,25 @@ async def test_a_hashed_token_lets_in(start_broker, cluster_of):
     assert "did not stop" not in broker.log.text  # which would be a shard that waits for its thread
 
 
+async def test_users_with_the_same_hash_that_come_together_are_who_they_say(start_broker, cluster_of):
+    """One comparison is made for both. The second to come had the first one's account and permissions."""
+    config = f"""accounts {{
+        A: {{ users: [{{ user: admin, password: "{SLOW}" }}] }}
+        B: {{ users: [{{ user: guest, password: "{SLOW}", permissions: {{ subscribe: "open.>" }} }}] }}
+    }}"""
+    cluster = cluster_of(start_broker(config=config))
+    for shard in (0, 1):
+        admin, guest = [await cluster.raw_on(shard) for _ in range(2)]
+        await admin.send('CONNECT {"user":"admin","pass":"s3cret","verbose":false}\r\nPING\r\n')
+        await guest.send('CONNECT {"user":"guest","pass":"s3cret","verbose":false}\r\nSUB secret.> 1\r\nPING\r\n')
+        await guest.expect(b"-ERR 'Permissions Violation for Subscription to \"secret.>\"'\r\nPONG\r\n")
+        await admin.expect(b"PONG\r\n")
+        await admin.talk("PUB open.x 2\r\nhi\r\nPING\r\n", expect="PONG\r\n")
+        await guest.talk("SUB open.> 2\r\nPING\r\n", expect="PONG\r\n")
+        await admin.talk("PUB open.x 2\r\nhi\r\nPING\r\n", expect="PONG\r\n")
+        await guest.talk("PING\r\n", expect="PONG\r\n")
+
+
 async def test_what_follows_a_held_connect_comes_after_it(start_broker, cluster_of):
     """Everything in one segment, verbose: +OK for each in order, and nothing before the password was compared."""
     cluster = cluster_of(start_broker(config=users(f'user: a, password: "{SLOW}"')))

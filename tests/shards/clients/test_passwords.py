@@ -6,9 +6,10 @@ import threading
 from dataclasses import dataclass, field
 
 import bcrypt
+import msgspec
 import pytest
 
-from gnatswarm.broker.access.auth import NOBODY, Admission, HashedPassword, Verdicts
+from gnatswarm.broker.access.auth import NOBODY, Admission, HashedPassword, Identity, Verdicts
 from gnatswarm.shards.clients.passwords import MOST_WAITING, Passwords, is_same
 from tests.support.turns import until
 
@@ -27,8 +28,10 @@ class Client:
     host: str = "10.0.0.1"
     is_gone: bool = False
     answers: list[bool | None] = field(default_factory=list)
+    asked: HashedPassword | None = None
 
     def on_compared(self, question: HashedPassword, is_same: bool | None) -> None:
+        self.asked = question
         self.answers.append(is_same)
 
 
@@ -56,6 +59,21 @@ async def test_an_answer_comes_later_and_is_remembered(verdicts):
     assert (client.answers, other.answers, unknown.answers) == ([True], [False], [False])
     assert verdicts.get(question("good").key) is True
     assert verdicts.get(question("bad").key) is False
+
+
+async def test_users_with_the_same_hash_share_a_comparison_but_not_who_they_are(verdicts):
+    passwords = Passwords(verdicts)
+    clients = [Client() for _ in range(3)]
+    questions = [
+        msgspec.structs.replace(question("good"), admission=Admission(Identity(name, account), name))
+        for name, account in (("admin", "A"), ("guest", "B"), ("admin", "A"))
+    ]
+    for client, asked in zip(clients, questions, strict=True):
+        assert passwords.ask(asked, client)
+    await until_idle(passwords)
+    assert passwords.compared == 1
+    for client, asked in zip(clients, questions, strict=True):
+        assert client.asked is asked and client.answers == [True]
 
 
 async def test_the_same_question_is_asked_once(verdicts):
