@@ -84,17 +84,26 @@ def running_pids(program: str, *, proc: str = "/proc") -> Iterable[int]:
 
 
 def _is_router(words: list[bytes], program: str) -> bool:
-    """Whether this is `/x/PROGRAM …`, `python /x/PROGRAM …`, or `python -P -m gnatswarm …`."""
+    """Whether this is `/x/PROGRAM …`, `python /x/PROGRAM …`, or `python -P -m gnatswarm …`, and no command of ours.
+
+    `gnatswarm top` is none: `--signal stop` would kill it, or find several brokers.
+    """
     if os.path.basename(words[0]) == program.encode():
-        return True
+        return _has_no_command(words[1:])
     if not os.path.basename(words[0]).startswith(b"python"):
         return False
     for index, word in enumerate(words[1:], 1):
         if word == b"-m":
-            return program == "gnatswarm" and words[index + 1 : index + 2] == [b"gnatswarm"]
+            is_it = program == "gnatswarm" and words[index + 1 : index + 2] == [b"gnatswarm"]
+            return is_it and _has_no_command(words[index + 2 :])
         if not word.startswith(b"-"):
-            return os.path.basename(word) == program.encode()
+            return os.path.basename(word) == program.encode() and _has_no_command(words[index + 1 :])
     return False
+
+
+def _has_no_command(words: list[bytes]) -> bool:
+    """A broker is started with flags alone."""
+    return words[:1] in ([], [b""]) or words[0].startswith(b"-")
 
 
 def _looks_like_pid(text: str) -> bool:

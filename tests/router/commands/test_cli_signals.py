@@ -79,6 +79,9 @@ def test_running_brokers_are_known_by_their_command_lines(tmp_path: pathlib.Path
         "16": "grep\0gnatswarm\0",
         str(os.getpid()): "gnatswarm\0",
         "17": "",
+        "19": "/x/bin/python3\0/x/bin/gnatswarm\0top\0",
+        "20": "gnatswarm\0status\0--json\0",
+        "21": "python\0-m\0gnatswarm\0restart\0",
         "self": "gnatswarm\0",
     }
     for name, words in processes.items():
