@@ -64,5 +64,6 @@ def answers(statistics: Statistics, most: int = 25, services: str = "auto") -> d
         "gaps": trouble.gaps(statistics["gap"]),
         "torn": torn,
         **graph_answers(statistics["client"], most, services),
+        "unreadable": trouble.unreadable(statistics.aside),
         "aside": statistics.aside.groupBy("why").count().orderBy("why"),
     }

@@ -50,7 +50,7 @@ def shown(name: str, row: Mapping[str, Any]) -> str:
     if value is None:
         return "–"
     if isinstance(value, str):
-        return visible(value)
+        return visible(value, MOST_PATH_SHOWN if name == "path" else MOST_SHOWN)
     if name in NAMES:
         return str(value)
     if name in MOMENTS:
@@ -68,12 +68,14 @@ def shown(name: str, row: Mapping[str, Any]) -> str:
 
 # A name or a subject may be of any length; a page shows so much of it.
 MOST_SHOWN = 120
+# A file cannot be found by a part of its path.
+MOST_PATH_SHOWN = 4096
 
 
-def visible(text: str) -> str:
+def visible(text: str, most: int = MOST_SHOWN) -> str:
     """A client's word for a page or a terminal: bounded, and with codes instead of characters that are not seen."""
-    if len(text) > MOST_SHOWN:
-        text = text[: MOST_SHOWN - 1] + "…"
+    if len(text) > most:
+        text = text[: most - 1] + "…"
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() else f"\\u{ord(one):04x}" for one in text)

@@ -296,6 +296,7 @@ def _of_trouble(answers: Mapping[str, Rows]) -> list[Section]:
             _table(answers["torn"], ["window_start_us", "shard", "broker", "boot", "file"]),
         ),
         ("Lines that could not be used", "", _table(answers["aside"], ["why", "count"])),
+        ("Files that could not be read", "The first fifty.", _table(answers["unreadable"], ["path"])),
     ]
 
 

@@ -86,6 +86,16 @@ def with_source(lines: DataFrame) -> DataFrame:
     return lines.select("*", F.col("_metadata.file_path").alias("source"))
 
 
+def filled(kind: str) -> list[Column | str]:
+    """The columns of a kind's DataFrame, with nothing in place of what a record lacks: 0, "" or false."""
+    nothing = {"bigint": "0L", "double": "0D", "string": "''", "boolean": "false"}
+    own = schema.KINDS[kind]
+    return [
+        F.expr(f"coalesce(`{name}`, {nothing[own[name]]}) AS `{name}`") if own.get(name) in nothing else name
+        for name in schema.columns(kind)
+    ]
+
+
 def why_aside() -> Column:
     """The reason why a line is not used; null if it is used."""
     return (
@@ -94,7 +104,18 @@ def why_aside() -> Column:
         .when(F.col("version") > schema.KNOWN_VERSION, "a newer version")
         .when(~F.col("kind").isin(*schema.KINDS), "a kind that is not known")
         .when(F.greatest(*(F.col(name).isNull().cast("int") for name in schema.COMMON)) > 0, "incomplete")
+        .when(_cannot_be(), "a number or a time that cannot be")
     )
+
+
+def _cannot_be() -> Column:
+    """Whether a number or the time is none that a broker writes: it could not be added up, or not be shown."""
+    numbers = [F.col(name).cast("double") for name in schema.numbers()]  # (Spark takes NaN for the greatest of all)
+    lists = [F.col(name) for name in schema.number_lists()]
+    most = F.greatest(*numbers, *(F.array_max(one).cast("double") for one in lists))
+    least = F.least(*numbers, *(F.array_min(one).cast("double") for one in lists))
+    start_us = F.col("window_start_us")
+    return (most > schema.MOST_COUNT) | (least < -schema.MOST_COUNT) | ~start_us.between(F.lit(0), schema.MOST_TIME_US)
 
 
 def judge(lines: DataFrame, level: StorageLevel) -> DataFrame:
@@ -136,7 +157,7 @@ def split(lines: DataFrame, *, is_small: bool = False) -> Statistics:
     def of_kind(kind: str) -> DataFrame:
         if kind not in found:
             return no_rows(session, schema.types(kind))
-        return good.where(F.col("kind") == kind).select(*schema.columns(kind))
+        return good.where(F.col("kind") == kind).select(*filled(kind))
 
     aside = nothing_read(session, unread(lines.inputFiles(), {row["source"] for row in counted}))
     if len(used) < len(counted):
@@ -198,7 +219,7 @@ def read_parquet(session: SparkSession, directory: str, dates: Sequence[str] = (
     part = "batch" if written is not None and "batch" in written.columns else "date"
     whole = [] if written is None else [row[0] for row in written.select(part).distinct().collect()]
 
-    def rows_of(kind: str, columns: dict[str, str]) -> DataFrame:
+    def rows_of(kind: str, columns: dict[str, str], shown: Sequence[Column | str]) -> DataFrame:
         ddl = ", ".join(f"`{name}` {t}" for name, t in columns.items())
         # Tables of an older version lack columns: with the schema given they are null.
         rows = parquet(session, f"{directory}/{kind}", ddl) if whole else None
@@ -207,9 +228,10 @@ def read_parquet(session: SparkSession, directory: str, dates: Sequence[str] = (
         rows = rows.where(F.col(part).isin(whole))
         if dates and "date" in rows.columns:
             rows = rows.where(F.col("date").cast("string").isin(list(dates)))
-        return rows.select(*columns)
+        return rows.select(*shown)
 
-    return Statistics({kind: rows_of(kind, schema.types(kind)) for kind in schema.KINDS}, rows_of("aside", ASIDE))
+    kinds = {kind: rows_of(kind, schema.types(kind), filled(kind)) for kind in schema.KINDS}
+    return Statistics(kinds, rows_of("aside", ASIDE, [*ASIDE]))
 
 
 def parquet(session: SparkSession, path: str, ddl: str = "") -> DataFrame | None:

@@ -127,10 +127,33 @@ KINDS: dict[str, dict[str, str]] = {
 
 CORRUPT = "_corrupt"
 
+# No window has such a count, and 30,000 of them can be added up. Times are before the year 2113, as that of every clock
+# that is set; a page cannot show the year 10000.
+MOST_COUNT = 1 << 48
+MOST_TIME_US = 1 << 52
+
 
 def types(kind: str) -> dict[str, str]:
     """The columns of a kind's DataFrame, in order, with their types."""
     return {"source": "string", **COMMON, **KINDS[kind]}
+
+
+def numbers() -> list[str]:
+    """All fields that are numbers, of all kinds, but for the time of a window."""
+    fields = COMMON | {name: kind for fields in KINDS.values() for name, kind in fields.items()}
+    return [name for name, kind in fields.items() if kind in ("bigint", "double") and name != "window_start_us"]
+
+
+def number_lists() -> list[str]:
+    """All fields that are lists of numbers, and fields of structures in a list."""
+    found = []
+    for name, kind in {name: kind for fields in KINDS.values() for name, kind in fields.items()}.items():
+        if kind == "array<bigint>":
+            found.append(name)
+        elif kind.startswith("array<struct<"):
+            inner = (field.split(":") for field in kind.removeprefix("array<struct<").removesuffix(">>").split(","))
+            found += [f"{name}.{field}" for field, inner_kind in inner if inner_kind == "bigint"]
+    return found
 
 
 def columns(kind: str) -> list[str]:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 OLDEST_JAVA = 17  # Spark 4
+MOST_LINE_BYTES = 16 << 20
 LOOPBACK = "127.0.0.1"
 # Needs less memory outside the heap than G1, which is the default; pauses do not matter here.
 COLLECTOR = "-XX:+UseParallelGC"
@@ -198,6 +199,9 @@ def new_session(
         "spark.sql.maxConcurrentOutputFileWriters": "16",
         # Rows are wide: with the default of 10,000 the arrays of a column batch take megabytes, too much for 1 GB.
         "spark.sql.inMemoryColumnarStorage.batchSize": "2000",
+        # A line is read into memory whole. Those of brokers have kilobytes, or a few MB where subjects are very long; a
+        # foreign file may be one line of gigabytes.
+        "spark.hadoop.mapreduce.input.linerecordreader.line.maxlength": str(MOST_LINE_BYTES),
         **({"spark.driver.host": LOOPBACK, "spark.driver.bindAddress": LOOPBACK} if is_here(master) else {}),
         **({"spark.driver.memory": memory} if memory else {}),
         **({"spark.sql.shuffle.partitions": str(shuffle_partitions)} if shuffle_partitions else {}),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from gnatswarm.spark.read import IDENTITY
+from gnatswarm.spark.read import IDENTITY, UNREADABLE
 
 
 def slow_consumers(slow: DataFrame, most: int = 50) -> DataFrame:
@@ -31,6 +31,18 @@ def torn(subjects: DataFrame, shards: DataFrame, most: int = 50) -> DataFrame:
         .orderBy("window_start_us", *IDENTITY)
         .limit(most)
     )  # fmt: skip
+
+
+def unreadable(aside: DataFrame, most: int = 50) -> DataFrame:
+    """Files of which nothing can be read, by their paths here, or by their addresses elsewhere."""
+    # (in an address "+" is itself, and not a blank)
+    path = F.try_url_decode(F.regexp_replace("source", r"\+", "%2B"))
+    return (
+        aside.where(F.col("why") == UNREADABLE)
+        .select(F.regexp_replace(path, "^file:/+", "/").alias("path"))
+        .orderBy("path")
+        .limit(most)
+    )
 
 
 def gaps(rows: DataFrame) -> DataFrame:

@@ -35,7 +35,10 @@ def answers(**given: Any) -> Answers:
         "shards": [shard(0, 0.5), shard(1, 0.5)],
         "crossed": [{"share": 0.1, "deliveries": 20_000, "crossed": 2000, "frames": 2000}],
         "fanout": [{"msgs": 1, "deliveries": 1, "mean": 1.0, "p50": 1.0, "p90": 1.0, "p99": 1.0, "p100": 1.0}],
-        **{name: [] for name in ("crossing", "queues", "unwanted", "slow", "over_time", "gaps", "torn", "aside")},
+        **{
+            name: []
+            for name in ("crossing", "queues", "unwanted", "slow", "over_time", "gaps", "torn", "unreadable", "aside")
+        },
         **{name: [] for name in ("denied", "hottest", "fanouts", "widths", "skew", "matrix", "links")},
     }
     return found | given
