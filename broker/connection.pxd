@@ -57,6 +57,8 @@ cdef class Fence:
     cdef int end_formers(self, ClientConnection client, const uint8_t *sid, size_t size) except -1
     # The client has gone while it moves: its subscriptions stay until the move is over, and leave() is called again.
     cdef int keep_moving(self, ClientConnection client) except -1
+    # A subscription of it has ended because it had as many messages as it may.
+    cdef void on_ended_moving(self, ClientConnection client) noexcept
     # The client moves, and is sent a message that this client may not get, whoever else gets it.
     cdef int note_publisher(self, ClientConnection client, uint64_t publisher) except -1
     # The max of a former member is reached.
@@ -81,6 +83,8 @@ cdef class ClientConnection(Peer):
     cdef Table subs                   # by sid
     cdef Shadows shadows              # None: it has none
     cdef uint32_t left_at             # leave(): the next slot of subs
+    cdef uint32_t bounded_members     # subscriptions in queue groups that have a max
+    cdef bint is_too_large            # … for a frame that announces it to another shard
     cdef Ending ending
     cdef uint32_t end_at              # end_some(): the next slot of subs
     cdef readonly bint is_renewing             # … behind this, those that are left are renewed

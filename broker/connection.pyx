@@ -22,7 +22,7 @@ from gnatswarm.broker.peer cimport HOLD_ENDING, HOLD_FENCE, HOLD_LOGIN, HOLD_RAT
 from gnatswarm.broker.permissions cimport Permissions
 from gnatswarm.broker.repeat cimport Repeat, repeat_remember, repeat_run
 from gnatswarm.broker.subject cimport SUBJECT_BAD, is_publishable, subject_kind
-from gnatswarm.broker.interest cimport NODE_LITERAL, SUB_FORMER, QueueName, node_key, take_marked
+from gnatswarm.broker.interest cimport NODE_LITERAL, NO_MAX, SUB_FORMER, QueueName, node_key, take_marked
 from gnatswarm.broker.tally cimport FOLDED_AS, FOLDED_SIZE, folded_as
 from gnatswarm.broker.table cimport (
     MOST_KEY_BYTES, slot_item, table_find, table_free, table_init, table_insert, table_remove)
@@ -100,6 +100,9 @@ cdef class Fence:
 
     cdef int on_former_finished(self, Sub *sub) except -1:
         return 0
+
+    cdef void on_ended_moving(self, ClientConnection client) noexcept:
+        pass
 
     cdef int keep_moving(self, ClientConnection client) except -1:
         return 0
@@ -877,6 +880,7 @@ cdef class ClientConnection(Peer):
         cdef Sub *sub = <Sub *>table_find(&self.subs, op.sid.at, op.sid.size, hash)
         if sub != NULL:
             if <uint64_t>op.max_msgs > sub.delivered:
+                self.bounded_members += sub.group != NULL and sub.max_msgs == 0
                 sub.max_msgs = op.max_msgs
             elif sub.group == NULL or op.max_msgs > 0:   # (the latter: it has had all that it wanted)
                 self.end_subscription(sub)
@@ -898,8 +902,12 @@ cdef class ClientConnection(Peer):
             self.hear(sub)
         if unlikely(self.shadows is not None):
             self.shadows.drop(sub, &self.touched)
+        if unlikely(sub.max_msgs != 0) and sub.group != NULL and sub.max_msgs != NO_MAX:
+            self.bounded_members -= 1
         table_remove(&self.subs, &sub.key)
         self.sublist.remove(sub, &self.touched)
+        if unlikely(self.out.moving == MOVING_OUT):
+            self.fence.on_ended_moving(self)
         if unlikely(self.ending != ENDING_NONE) and self.subs.slots != NULL:
             # The table has put others from behind it in its place: at most those up to the next empty slot.
             while self.end_at and self.subs.slots[self.end_at - 1]:

@@ -8,7 +8,7 @@ passes over the subscriptions at those nodes, the first to know how much room th
 from libc.stdlib cimport malloc, qsort, realloc
 from libc.string cimport memcpy, memset
 
-from gnatswarm.broker.interest cimport SECOND_CHOICE, SUB_SHADOW, QueueGroup, Shadow, subject_at
+from gnatswarm.broker.interest cimport SECOND_CHOICE, SUB_SHADOW, QueueGroup, Shadow, subject_at, weight_of
 from gnatswarm.broker.permissions cimport Permissions
 from gnatswarm.broker.table cimport MOST_KEY_BYTES
 from gnatswarm.broker.transform cimport Transform
@@ -257,7 +257,7 @@ cdef inline uint32_t fill_choice(const Draft *draft, Entry *entry, const QueueGr
     """One node's part of a queue group: members here, and how many siblings have."""
     cdef Choice *choice = &entry.choices[group.name.choice]
     cdef Sub *sub = group.members
-    cdef uint32_t i
+    cdef uint32_t i, members
     while sub != NULL:
         if shown_size(sub, draft.subject, draft.size) >= 0:
             at = fill_target(entry, choice.first + choice.n_local, sub, at)
@@ -269,11 +269,15 @@ cdef inline uint32_t fill_choice(const Draft *draft, Entry *entry, const QueueGr
             choice.keeps_out = True
         sub = sub.next
     for i in range(group.n_remote):
-        entry.weights[choice.first_remote + choice.n_remote] = group.remote[i]
+        members = weight_of(group, i)
+        if unlikely(members == 0):
+            continue
+        entry.weights[choice.first_remote + choice.n_remote].shard = group.remote[i].shard
+        entry.weights[choice.first_remote + choice.n_remote].members = members
         choice.n_remote += 1
-        if likely(not group.remote[i].members & SECOND_CHOICE):
+        if likely(not members & SECOND_CHOICE):
             choice.n_first += 1
-            choice.n_members += group.remote[i].members
+            choice.n_members += members
     return at
 
 

@@ -14,7 +14,7 @@ from itertools import islice
 from gnatswarm.broker.fanout cimport (
     MOST_QUEUES, ORIGIN_ACCOUNT, fits_line, write_named, write_queues, write_tail_head)
 from gnatswarm.broker.entry cimport choice_named
-from gnatswarm.broker.interest cimport SECOND_CHOICE, Node, QueueName
+from gnatswarm.broker.interest cimport SECOND_CHOICE, Node, QueueName, weight_of
 from gnatswarm.broker.outbuf cimport CLOSE_NONE, Blob, blob_release, out_mark_dirty, out_reserve
 from gnatswarm.broker.reroutes cimport CAME_IN, LINGERING, REFUSED, OriginLink
 from gnatswarm.broker.routewire cimport write_interest
@@ -230,7 +230,7 @@ cdef inline uint32_t members_of(const QueueGroup *group, uint64_t slots) noexcep
     cdef uint32_t i
     for i in range(group.n_remote):
         if (slots >> group.remote[i].shard) & 1:
-            members += group.remote[i].members & ~SECOND_CHOICE
+            members += weight_of(group, i) & ~SECOND_CHOICE
     return <uint32_t>min(members, <uint64_t>MOST_MEMBERS)
 
 
@@ -243,7 +243,7 @@ cdef inline uint32_t choice_of(const QueueGroup *group, uint64_t slots) noexcept
             if group.remote[i].members & SECOND_CHOICE:
                 second = SECOND_CHOICE | 1
             else:
-                first += group.remote[i].members
+                first += weight_of(group, i)
     return <uint32_t>min(first, <uint64_t>MOST_MEMBERS) if first else second
 
 
@@ -967,7 +967,7 @@ cdef class Exchange(Onward):
             shard = group.remote[i].shard
             if not (feeds >> shard) & 1:
                 continue
-            members = group.remote[i].members & ~SECOND_CHOICE
+            members = weight_of(group, i) & ~SECOND_CHOICE
             if (self.splitting >> shard) & 1:
                 members = self.beside(origin, (<dict>self.told_apart[shard]).get(key), members)
             if shard == who:

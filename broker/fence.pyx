@@ -207,6 +207,9 @@ cdef class MeshFence(Fence):
         self.mesh.moves.on_left(client)
         return 0
 
+    cdef void on_ended_moving(self, ClientConnection client) noexcept:
+        self.mesh.moves.on_ended(client)
+
     cdef int note_publisher(self, ClientConnection client, uint64_t publisher) except -1:
         self.mesh.moves.note_publisher(client, publisher)
         return 0

@@ -178,6 +178,7 @@ cdef Sub *put_subscription(ClientConnection client, frozen) except NULL:
     sub.delivered = delivered
     sub.max_msgs = frozen.max_msgs
     if sub.group != NULL:   # the statistics have them already
+        client.bounded_members += sub.max_msgs != 0
         memcpy(<uint8_t *>sub + sizeof(Sub) + sub.key.size, &delivered, sizeof(delivered))
     take_marked(sub)        # … and so has the row of this client
     return sub

@@ -10,7 +10,7 @@ from typing import Annotated
 import msgspec
 
 # Increased with every change of a field, or of what one means.
-MOVE_RECORD_VERSION = 4
+MOVE_RECORD_VERSION = 5
 
 # Bounds, so that no length in a record leads to a large allocation. One message with its control line may be half read;
 # unsent output is bounded by the client's own max_pending when it is put in. A sid, a subject and a queue name each
@@ -59,7 +59,7 @@ class FrozenClient(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     cid: Count
     account: Name
     subscriptions: tuple[FrozenSubscription, ...] = ()
-    # of a client whose subscriptions were offered: what has become of them since then
+    # of a client whose subscriptions were offered: what has become of them since then, where Counts did not say it
     counts: tuple[FrozenCount, ...] = ()  # of those that have had messages
     ended: tuple[Name, ...] = ()  # sids of those that have had as many as they may
     replies: tuple[FrozenReply, ...] = ()  # oldest first
@@ -113,12 +113,24 @@ class OfferedClient(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
 
 
 class Offer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Connections that are to move together."""
+    """A part of the connections that are to move together.
+
+    The first of its clients may be the last of the part before, with further subscriptions.
+    """
 
     version: int
     shards: int  # those that the old one is linked to, and itself, a bit each: the new one must know the same
+    is_last: bool
     clients: tuple[msgspec.Raw, ...]  # an OfferedClient each (encoded_client): they are read one after the other
-    shifts: tuple[Shift, ...]
+    shifts: tuple[Shift, ...]  # of the members of queue groups in this part
+
+
+class Counts(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What has become of some subscriptions of a client since they were offered."""
+
+    cid: Count
+    counts: tuple[FrozenCount, ...]
+    ended: tuple[Name, ...]
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -127,6 +139,7 @@ _subscription_decoder = msgspec.msgpack.Decoder(FrozenSubscription)
 _client_decoder = msgspec.msgpack.Decoder(OfferedClient)
 _offer_decoder = msgspec.msgpack.Decoder(Offer)
 _shifts_decoder = msgspec.msgpack.Decoder(tuple[Shift, ...])
+_counts_decoder = msgspec.msgpack.Decoder(Counts)
 
 
 def encoded(frozen: FrozenClient) -> bytes:
@@ -226,4 +239,17 @@ def decoded_shifts(data: bytes) -> tuple[Shift, ...]:
     try:
         return _shifts_decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"bad shifts in MARKQ: {error}") from None
+        raise ValueError(f"bad shifts in MSHIFT: {error}") from None
+
+
+def encoded_counts(counts: Counts) -> bytes:
+    """The counts as MessagePack."""
+    return _encoder.encode(counts)
+
+
+def decoded_counts(data: bytes) -> Counts:
+    """The counts that `encoded_counts` wrote; ValueError for anything else."""
+    try:
+        return _counts_decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"bad counts in MCOUNT: {error}") from None

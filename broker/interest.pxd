@@ -5,11 +5,12 @@
 # Ownership: it owns nodes, groups and queue names; a Sub is owned by it too, but its client holds the pointer until it
 # calls remove(). A Sub points at its client's OutBuf: the client removes its subs before it goes.
 
-from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
 from gnatswarm.broker.outbuf cimport OutBuf
 from gnatswarm.broker.table cimport Keyed, Spread, Table
+from gnatswarm.broker.word cimport likely
 
 cdef enum NodeKind:
     NODE_LITERAL = 0   # a whole subject without wildcards
@@ -88,6 +89,7 @@ ctypedef struct QueueGroup:
     uint32_t n_admitted  # scratch of the match being built: of those
     uint32_t n_remote
     RemoteWeight *remote
+    GroupShift *shifts   # of moves that are under way: see weight_of()
 
 cdef extern from *:
     """
@@ -98,7 +100,30 @@ cdef extern from *:
 
 ctypedef struct RemoteWeight:
     uint32_t shard
-    uint32_t members         # with SECOND_CHOICE: at leaf nodes or a hub
+    uint32_t members         # with SECOND_CHOICE: at leaf nodes or a hub. As it tells, so without shifts
+
+cdef extern from *:
+    """
+    /* No shift has so high a number. */
+    #define GN_NO_SHIFT UINT32_MAX
+    """
+    const uint32_t NO_SHIFT "GN_NO_SHIFT"
+
+# What one move does to counts of queue members, as far as siblings' counts do not have it (broker.moves).
+ctypedef struct ShiftState:
+    uint32_t old
+    uint32_t new
+    uint32_t less_from       # shifts from this number on: as many fewer at the old shard than it tells; NO_SHIFT: none
+    uint32_t more_from       # … and more at the new one
+
+# Members of a group that move.
+ctypedef struct GroupShift:
+    GroupShift *next         # of the group
+    QueueGroup *group
+    const ShiftState *state  # of its move
+    uint32_t number
+    uint32_t members
+    uint32_t account         # the place of its account among those of its move
 
 
 # Is told when this shard's interest in a subject begins or ends, or when the size of a queue group changes.
@@ -151,6 +176,13 @@ cdef class Interest:
     cdef void drop_remote(self, uint32_t shard) noexcept
     # Tells `sink` all of this shard's own interest (for a new sibling), or, if it hears_remote, all of the siblings'.
     cdef void replay(self, InterestSink sink) noexcept
+    # Shifts the group of this subject and name as the move's state says, until unstage(); False: no memory. `shift` has
+    # its state, number and members; `awaits_new`: a count of the new shard's may be shifted.
+    cdef bint stage(self, GroupShift *shift, const uint8_t *subject, size_t size, const uint8_t *queue,
+                    size_t queue_size, bint awaits_new) noexcept
+    cdef void unstage(self, GroupShift *shift) noexcept
+    # The sibling's own count has it from now on: so many members more or (negative) fewer. Nothing is told of it.
+    cdef void count_shift(self, const GroupShift *shift, uint32_t shard, int64_t more) noexcept
     # How many members of a queue group a sibling has, as far as is known here.
     cdef uint32_t remote_members(self, uint32_t shard, const uint8_t *subject, size_t size, const uint8_t *queue,
                                  size_t queue_size) noexcept
@@ -190,6 +222,16 @@ cdef inline uint64_t take_marked(Sub *sub) noexcept nogil:
     memcpy(&before, at, sizeof(before))
     memcpy(at, &sub.delivered, sizeof(before))
     return sub.delivered - before
+
+
+cdef uint32_t shifted_weight(const QueueGroup *group, uint32_t i) noexcept nogil
+
+
+# How many members the group has at remote[i]: there may be none while some move.
+cdef inline uint32_t weight_of(const QueueGroup *group, uint32_t i) noexcept nogil:
+    if likely(group.shifts == NULL):
+        return group.remote[i].members
+    return shifted_weight(group, i)
 
 
 cdef inline uint8_t *node_key(const Node *node) noexcept nogil:

@@ -21,6 +21,7 @@ import os
 
 cdef enum:
     GROUP_KEY_BYTES = 16   # two pointers
+    MOST_TOLD = 999999999  # as a frame can tell it
 
 
 cdef struct GroupKey:
@@ -33,6 +34,33 @@ cdef inline void set_key(GroupKey *key, const Node *node, const QueueName *name)
     memset(key, 0, sizeof(GroupKey))
     key.node = node
     key.name = name
+
+
+cdef uint32_t shifted_weight(const QueueGroup *group, uint32_t i) noexcept nogil:
+    cdef uint32_t shard = group.remote[i].shard
+    cdef int64_t members = group.remote[i].members
+    cdef const GroupShift *shift = group.shifts
+    if members & SECOND_CHOICE:
+        return <uint32_t>members
+    while shift != NULL:
+        if shift.state.old == shard and shift.number >= shift.state.less_from:
+            members -= shift.members
+        if shift.state.new == shard and shift.number >= shift.state.more_from:
+            members += shift.members
+        shift = shift.next
+    return <uint32_t>min(max(members, <int64_t>0), <int64_t>MOST_TOLD)   # (counts and shifts come over different links)
+
+
+cdef bint add_weight(QueueGroup *group, uint32_t shard, uint32_t members) noexcept:
+    """False: no memory."""
+    cdef RemoteWeight *remote = <RemoteWeight *>realloc(group.remote, (group.n_remote + 1) * sizeof(RemoteWeight))
+    if remote == NULL:
+        return False
+    group.remote = remote
+    remote[group.n_remote].shard = shard
+    remote[group.n_remote].members = members
+    group.n_remote += 1
+    return True
 
 
 cdef class InterestSink:
@@ -340,7 +368,7 @@ cdef class Interest:
 
     cdef void group_prune(self, Node *node, QueueGroup *group) noexcept:
         """Frees a group without members anywhere."""
-        if group.members != NULL or group.n_remote:
+        if group.members != NULL or group.n_remote or group.shifts != NULL:
             return
         if group.previous != NULL:
             group.previous.next = group.next
@@ -526,7 +554,6 @@ cdef class Interest:
                                const uint8_t *queue, size_t queue_size, uint32_t members) noexcept:
         cdef Node *node = self.node_for(subject, size) if members else self.node_at(subject, size)
         cdef QueueGroup *group
-        cdef RemoteWeight *remote
         cdef uint32_t i, before = 0
         if node == NULL:
             return not members
@@ -536,24 +563,21 @@ cdef class Interest:
             return False
         for i in range(group.n_remote):
             if group.remote[i].shard == shard:
-                before = group.remote[i].members
-                if members:
+                before = weight_of(group, i)
+                if members or group.shifts != NULL:
                     group.remote[i].members = members
+                    members = weight_of(group, i)
                 else:
                     group.n_remote -= 1
                     group.remote[i] = group.remote[group.n_remote]
                 break
         else:
             if members:
-                remote = <RemoteWeight *>realloc(group.remote, (group.n_remote + 1) * sizeof(RemoteWeight))
-                if remote == NULL:
+                if not add_weight(group, shard, members):
                     self.group_prune(node, group)
                     self.node_prune(node)
                     return False
-                group.remote = remote
-                remote[group.n_remote].shard = shard
-                remote[group.n_remote].members = members
-                group.n_remote += 1
+                members = weight_of(group, group.n_remote - 1)
         if self.sink.hears_remote and before != members:
             self.tell_remote_queue(node, group, shard, before, self.sink)
         self.node_changed(node)
@@ -569,8 +593,59 @@ cdef class Interest:
         if group != NULL:
             for i in range(group.n_remote):
                 if group.remote[i].shard == shard:
-                    return group.remote[i].members
+                    return weight_of(group, i)
         return 0
+
+    cdef bint stage(self, GroupShift *shift, const uint8_t *subject, size_t size, const uint8_t *queue,
+                    size_t queue_size, bint awaits_new) noexcept:
+        cdef Node *node = self.node_for(subject, size)
+        cdef QueueGroup *group = NULL if node == NULL else self.group_for(node, queue, queue_size)
+        cdef uint32_t i, n
+        if group == NULL:
+            if node != NULL:
+                self.node_prune(node)
+            return False
+        n = group.n_remote if awaits_new else 0
+        for i in range(n):
+            if group.remote[i].shard == shift.state.new:
+                awaits_new = False
+        if awaits_new and not add_weight(group, shift.state.new, 0):
+            self.group_prune(node, group)
+            self.node_prune(node)
+            return False
+        shift.group = group
+        shift.next = group.shifts
+        group.shifts = shift
+        return True
+
+    cdef void unstage(self, GroupShift *shift) noexcept:
+        cdef QueueGroup *group = shift.group
+        cdef Node *node = group.node
+        cdef GroupShift **at = &group.shifts
+        cdef uint32_t i = 0
+        while at[0] != shift:
+            at = &at[0].next
+        at[0] = shift.next
+        if group.shifts == NULL:
+            while i < group.n_remote:
+                if group.remote[i].members == 0:
+                    group.n_remote -= 1
+                    group.remote[i] = group.remote[group.n_remote]
+                else:
+                    i += 1
+        self.group_prune(node, group)
+        self.node_prune(node)
+
+    cdef void count_shift(self, const GroupShift *shift, uint32_t shard, int64_t more) noexcept:
+        cdef QueueGroup *group = shift.group
+        cdef uint32_t i
+        for i in range(group.n_remote):
+            if group.remote[i].shard == shard and not group.remote[i].members & SECOND_CHOICE:
+                more += group.remote[i].members
+                group.remote[i].members = <uint32_t>min(max(more, <int64_t>0), <int64_t>MOST_TOLD)
+                return
+        if more > 0:
+            add_weight(group, shard, <uint32_t>more)   # (no memory: nobody is sent anything there)
 
     cdef bint drop_node(self, Node *node, uint32_t shard) noexcept:
         """Removes a sibling's interest at one node; True if it had any."""
@@ -586,7 +661,7 @@ cdef class Interest:
             following = group.next
             for i in range(group.n_remote):
                 if group.remote[i].shard == shard:
-                    before = group.remote[i].members
+                    before = weight_of(group, i)
                     group.n_remote -= 1
                     group.remote[i] = group.remote[group.n_remote]
                     changed = True

@@ -20,10 +20,11 @@ from gnatswarm.broker.peer cimport HOLD_REST, Peer
 from gnatswarm.broker.repeat cimport repeat_remember, repeat_run
 from gnatswarm.broker.reroutes cimport CAME_IN, FATE_NOBODY, FATE_PENDING, FATE_TAKEN, Fate
 from gnatswarm.broker.routewire cimport (
-    ROUTE_ASK, ROUTE_ASK_MARK, ROUTE_CONNECT, ROUTE_DROP, ROUTE_DUE, ROUTE_GOES, ROUTE_INFO, ROUTE_MARK, ROUTE_MORE,
-    ROUTE_MOVE, ROUTE_MOVED, ROUTE_MSG, ROUTE_NONE, ROUTE_OWN, ROUTE_PING, ROUTE_PONG, ROUTE_QUEUE_ACK, ROUTE_QUEUE_END,
-    ROUTE_QUEUE_MSG, ROUTE_QUEUE_NAK, ROUTE_SLOW, ROUTE_STOP, ROUTE_SUB, ROUTE_TAKE, ROUTE_UNSUB, RouteOpKind,
-    parse_plain_message, parse_route_op)
+    ROUTE_ASK, ROUTE_ASK_MARK, ROUTE_CONNECT, ROUTE_COUNT, ROUTE_DONE, ROUTE_DROP, ROUTE_DUE, ROUTE_GOES, ROUTE_INFO,
+    ROUTE_MARK, ROUTE_MORE, ROUTE_MOVE, ROUTE_MOVED, ROUTE_MSG, ROUTE_NEXT, ROUTE_NONE, ROUTE_OWN, ROUTE_PART,
+    ROUTE_PING, ROUTE_PONG, ROUTE_QUEUE_ACK, ROUTE_QUEUE_END, ROUTE_QUEUE_MSG, ROUTE_QUEUE_NAK, ROUTE_SHIFT,
+    ROUTE_SLOW, ROUTE_STOP, ROUTE_SUB, ROUTE_TAKE, ROUTE_UNSUB, RouteOpKind, has_words, parse_plain_message,
+    parse_route_op)
 from gnatswarm.broker.subject cimport SUBJECT_BAD, subject_kind
 from gnatswarm.broker.sublist cimport MOST_MATCHING, PREFIX_BYTES, count_steps, match_steps
 from gnatswarm.broker.table cimport MOST_KEY_BYTES
@@ -202,17 +203,13 @@ cdef class SiblingLink(OriginLink):
 
     cdef int interest(self, const uint8_t *data, const uint8_t *end, RouteOp *op, bint wanted) except -1:
         cdef Sublist sublist = self.mesh.sublist_of(op.account.at, op.account.size)
-        cdef uint32_t members = op.members if wanted else 0
         self.told += 1
         sublist.expect_next(data, op.subject.at - data, op.line_size, end)
         if is_bad(op.subject):
             return self.broken("bad subject in RS")
         if op.n_queues:
-            if unlikely(self.mesh.has_shifts):
-                members = self.mesh.moves.on_count(self.shard, sublist.account, op.subject.at[:op.subject.size],
-                                                   op.queues[0].at[:op.queues[0].size], members)
             sublist.set_remote_queue(self.shard, op.subject.at, op.subject.size, op.queues[0].at, op.queues[0].size,
-                                     members)
+                                     op.members if wanted else 0)
         else:
             sublist.set_remote(self.shard, op.subject.at, op.subject.size, wanted)
         return 0
@@ -221,7 +218,7 @@ cdef class SiblingLink(OriginLink):
         """A frame about connections that move: broker.moves knows what it means."""
         cdef size_t total = op.line_size
         cdef bytes words = b""
-        if op.kind == ROUTE_MOVE or op.kind == ROUTE_ASK_MARK or op.kind == ROUTE_MOVED:
+        if has_words(op.kind):
             total += op.size + 2
             if size < total:
                 self.needs = total
@@ -233,10 +230,22 @@ cdef class SiblingLink(OriginLink):
         try:
             if op.kind == ROUTE_MOVE:
                 self.mesh.moves.on_offer(self.shard, op.id, words)
+            elif op.kind == ROUTE_PART:
+                self.mesh.moves.on_part_of_offer(self.shard, op.id, words)
+            elif op.kind == ROUTE_NEXT:
+                self.mesh.moves.on_next_wanted(self.shard, op.id)
+            elif op.kind == ROUTE_COUNT:
+                self.mesh.moves.on_counts(self.shard, op.id, words)
             elif op.kind == ROUTE_STOP:
                 self.mesh.moves.on_stop(self.shard, op.id)
+            elif op.kind == ROUTE_SHIFT:
+                self.told += MUCH_TOLD   # (each takes longer than an RS+)
+                self.mesh.moves.on_shifts(self.shard, op.old_shard, op.id, words)
+            elif op.kind == ROUTE_DONE:
+                self.told += MUCH_TOLD
+                self.mesh.moves.on_counted(self.shard, op.old_shard, op.id, op.members)
             elif op.kind == ROUTE_ASK_MARK:
-                self.mesh.moves.on_mark_wanted(self.shard, op.old_shard, op.id, words)
+                self.mesh.moves.on_mark_wanted(self.shard, op.old_shard, op.id, op.members)
             elif op.kind == ROUTE_MARK:
                 self.mesh.moves.on_mark(self.shard, op.old_shard, op.id)
             else:

@@ -37,7 +37,6 @@ cdef class Mesh(InterestSink):
     cdef uint32_t tallied                    # subjects counted per account; 0: none
     cdef public object moves                 # Moves, which put themselves here; None: there are none
     cdef public object prefixes              # ReplyPrefixes, which put themselves here; None: there are none
-    cdef public bint has_shifts              # a move shifts counts of queue members: moves.on_count() says how
 
     # The account's subscriptions; None: nobody has named it yet.
     cdef Sublist known(self, const uint8_t *account, size_t size)

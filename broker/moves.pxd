@@ -1,13 +1,15 @@
 # Client connections that move from one shard to another, in batches.
 #
 #   old shard                         new shard                          every other shard
-#   move() -- MOVE -----------------→ on_offer(): detached connections, whose subscriptions take nothing yet;
+#   move() -- MOVE, MPART … --------→ on_offer(): detached connections, whose subscriptions take nothing yet;
+#          ←- MNEXT, for each part --- MSHIFT, for each part -----------→ knows which counts of members are to shift
 #                                       waits for every sibling's PONG
 #   its own mark ←-------- MARKQ ---← takes what is published here ----→ MARKQ: counts of members are shifted
 #   takes nothing more of who marked ←-------- MARK -------------------- its mark, on both links
 #                                     takes what comes behind a mark ←-- MARK
-#   has all marks: subscriptions end,  has all marks: counts them in
-#   MOVED; waits for every PONG        MOVED
+#   has all marks: subscriptions end,  has all marks: counts them in ---→ MDONE, for each part, and MOVED: they tell
+#   MDONE …, MOVED; waits for every      MDONE …, MOVED                      the shifted counts themselves
+#   PONG
 #   hand_over(record) --- host ------→ arrive(record): old output, then what was detached
 
 cimport cython
@@ -15,14 +17,18 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from gnatswarm.broker.connection cimport ClientConnection
 from gnatswarm.broker.fence cimport FencedBatch, MeshFence
+from gnatswarm.broker.interest cimport GroupShift, ShiftState, Sub
 from gnatswarm.broker.mesh cimport Mesh
 from gnatswarm.broker.reroutes cimport Reroutes
+from gnatswarm.broker.sublist cimport Sublist
 
 cdef enum Phase:
-    PHASE_PREPARING    # old: its clients are written down. New: their connections are made. Some of one in each go_on()
+    PHASE_PREPARING    # old: its clients are written down, and offered. New: their connections are made. Some of one in
+    #                    each go_on()
     PHASE_WAITING      # old: offered. New: siblings have not all answered. Nothing has changed, and it can be stopped
     PHASE_MARKING      # marks are asked for: it goes on to its end, or the connections are closed
-    PHASE_ENDING       # old: all marks are here; its subscriptions end, some in each go_on()
+    PHASE_ENDING       # all marks are here. Old: its subscriptions end. New: its members of queue groups are counted. Some
+    #                    in each go_on()
     PHASE_MARKED       # all marks are here. Old: waits for siblings. New: waits for records
     PHASE_HANDING      # old: its clients are handed over, one in each go_on()
     PHASE_OVER
@@ -39,14 +45,15 @@ cdef class Batch(FencedBatch):
     cdef uint64_t marked        # of those, who has marked or is dead
     cdef uint64_t broken        # of those, whose link broke: dead or alive, nobody knows yet
     cdef dict clients           # cid → ClientConnection
-    cdef list todo              # what go_on() has still to do in this phase: cids, or clients as they were offered
-    cdef uint32_t at            # of the last in todo, which slot of its subscriptions is next, or which offered one
-    cdef dict members           # (account, subject, queue) → members of queue groups among their subscriptions
-    cdef tuple shifts
+    cdef list todo              # what go_on() has still to do in this phase: cids, or parts of the offer
+    cdef uint32_t at            # of the last in todo, which slot of its subscriptions is next, which offered one, or
+    #                             which shift
+    cdef dict members           # of this part: (account, subject, queue) → members of queue groups
 
     cdef int set_takes(self, uint64_t takes_from) except -1
     cdef int look_whether_marked(self) except -1
     cdef int on_all_marked(self) except -1
+    cdef bint has_work(self) except -1
     cdef int work(self) except -1
     cdef int end(self, str why, bint in_doubt) except -1
 
@@ -55,58 +62,118 @@ cdef class Batch(FencedBatch):
 @cython.final
 cdef class Written:
     cdef ClientConnection client
-    cdef bytes words            # of the host
-    cdef list subscriptions     # encoded_subscription() each, until it is offered
-    cdef uint32_t n             # how many there were when that began
-    cdef bint was_torn          # one ended meanwhile: all were written down anew
     cdef uint64_t out_msgs      # its out.msgs when that began
-    cdef dict members           # as of the batch
     cdef dict delivered         # address of a subscription → its messages by then, if there were any
     cdef set bounded            # sids of those with a max; those that have ended here otherwise are taken out
-    cdef list counts            # FrozenCount each, of those with more messages than by then
+    cdef list counts            # FrozenCount each, of those with more messages than by then; not those of MCOUNT
 
 
 @cython.final
 cdef class Leaving(Batch):
-    cdef list offered           # those that are written down, as encoded_client(), until all are
+    cdef list part              # of the offer, not sent yet: (cid, account, words, encoded_subscription()s) each
+    cdef list part_members      # … (Written, sids of its members of queue groups) each
+    cdef uint32_t part_subs     # … how many subscriptions
+    cdef size_t part_bytes      # … and about how many bytes of them, and of the shifts that they will cause
+    cdef list parts             # those with members that were sent: (number of shifts, part_members)
+    cdef bint has_begun         # a part was sent
+    cdef uint32_t unheard       # … how many, for which the new shard has not said MNEXT
     cdef dict written           # cid → Written
     cdef set gone               # cids of clients that have left
-    cdef size_t offered_bytes   # of those, and of the shifts that they will cause
     cdef set open               # moves of others that this shard had marked when this one began, and are not over
     cdef bint is_fenced
     cdef int write_next(self) except -1
-    cdef int append(self, Written written) except -1
     cdef bint is_written(self, Written written, uint32_t most) except -1
     cdef int offer(self) except -1
+    cdef bytes sid_of(self, const Sub *sub)
+    cdef int write(self, Written written, Sub *sub, list subscriptions, list sids) except -1
     cdef int end_next(self, uint32_t most) except -1
-    cdef uint32_t end_some(self, Written written, bint members, uint32_t most) except? 0
+    cdef uint32_t end_some(self, Written written, uint32_t most) except? 0
+    cdef int end_members(self, Written written, list sids) except -1
+    cdef int end_one(self, Written written, Sub *sub) except -1
+    cdef int say_counts(self, Written written) except -1
+    cdef int say_ended(self, Written written) except -1
     cdef int look_whether_ready(self) except -1
     cdef int hand_next(self) except -1
     cdef int let_stay(self, ClientConnection client) except -1
 
 
+# A subscription with a max, of which its old shard has delivered so many messages before.
+ctypedef struct Bounded:
+    Sub *sub
+    uint64_t before
+    uint64_t max_msgs
+
+
 @cython.final
 cdef class Arriving(Batch):
     cdef dict records           # cid → FrozenClient that came before the last mark
-    cdef object coming          # the OfferedClient that is being made, or None
+    cdef object part            # the Offer that is being carried out, the last in todo, or None
+    cdef list clients_left      # … of its clients, those that are not looked at yet
+    cdef object coming          # … the OfferedClient that is being made, or None
+    cdef object last_cid        # … who may have more subscriptions in the next part; None: nobody yet
+    cdef dict counts            # cid → (sid → messages, sids that have ended): what MCOUNT said
     cdef dict offered           # cid → {sid: (messages, max)} of subscriptions with messages or a max
     cdef dict told              # of the client that is being settled: sid → messages at its old shard; None: nobody
-    cdef list bounded           # … addresses of its subscriptions with a max
+    cdef set ended              # … sids of those that have ended there
+    cdef dict most              # … sids of which so many of the messages in its output may be sent, and no more
+    cdef uint64_t dropped       # … how many are not sent for what has ended there
+    cdef Bounded *bounded       # … n_bounded of its subscriptions with a max
+    cdef uint32_t n_bounded
+    cdef uint32_t room_bounded
     cdef int admit_next(self) except -1
+    cdef bint part_is_last(self) except -1
+    cdef int look_at_part(self) except -1
+    cdef int count_next(self, uint32_t most) except -1
     cdef ClientConnection admit(self, one)
     cdef int subscribe(self, ClientConnection client, one) except -1
     cdef int settle(self, uint64_t cid, frozen) except -1
+    cdef bint settle_bounded(self, ClientConnection client, Sub *sub, dict offered) except -1
     cdef int put_in_order(self, uint64_t cid, frozen) except -1
 
 
-# A sibling's move that this shard has marked: how it has changed the counts of queue members.
+# What is left to do of a move that is over.
+cdef class Chore:
+    # Do so much; whether nothing is left.
+    cdef bint work(self, uint32_t most) except -1
+
+
+@cython.final
+cdef class Staying(Chore):
+    cdef ClientConnection client
+    cdef uint32_t at            # which slot of its subscriptions is next
+    cdef bint has_left          # its connection has ended
+
+
+@cython.final
+cdef class Dropping(Chore):
+    cdef ClientConnection client
+
+
+# A move whose counts of queue members this shard shifts from its mark on.
 @cython.final
 cdef class Mark:
     cdef int new
-    cdef tuple shifts
-    cdef bint shifts_old        # the old shard's counts are still less by the shifts
-    cdef bint shifts_new        # the new shard's are still more
+    cdef ShiftState state
+    cdef GroupShift **shifts    # n of them; those before n_over are over, and freed
+    cdef uint32_t n
+    cdef uint32_t room
+    cdef uint32_t n_over
+    cdef dict accounts          # Sublist → its place; GroupShift.account is that
+    cdef list sublists          # … by place
+    cdef bint is_asked          # MARKQ has come, or never will
     cdef bint is_open           # the new shard has not said that all have marked
+
+    cdef int add(self, Sublist sublist, bytes subject, bytes queue, uint32_t members, bint awaits_new) except -1
+    cdef Sublist sublist_of(self, const GroupShift *shift)
+    cdef int change(self, uint32_t *cursor, int shard, uint32_t start, uint32_t most, bint hears) except -1
+    cdef int tell(self, uint32_t number, int shard, uint32_t *cursor, uint32_t then) except -1
+    cdef int count(self, uint32_t *cursor, int shard, int sign, uint32_t n) except -1
+    cdef int forget(self, uint32_t most) except -1
+
+
+@cython.final
+cdef class Forgetting(Chore):
+    cdef Mark mark
 
 
 @cython.final
@@ -116,13 +183,13 @@ cdef class Moves:
     cdef Reroutes reroutes
     cdef public object host
     cdef public uint32_t slice_subs      # of these, so many are written down, made, ended or settled in one go_on()
+    cdef public uint32_t window          # so many parts of an offer are sent before the new shard has taken one
     cdef Leaving leaving        # None: nobody leaves
     cdef dict arriving          # (old, id) → Arriving
     cdef list at_work           # batches with something to do in go_on()
+    cdef list chores            # Chores
     cdef dict marks             # (old, id) → Mark
     cdef dict over              # old → highest id of its moves that it has said are over
-    cdef dict told              # (shard, account, subject, queue) → members that the shard told of, while shifted
-    cdef dict shifted           # … → (sum of shifts, how many)
     cdef dict publishers        # cid of a client that comes → {number of a message: its publisher, who wants no echo}
     cdef list waiting_links     # links that join when no move is in a phase that they would disturb
     cdef uint64_t held_back     # links to which go_on() has appended what is not sent yet
@@ -139,10 +206,13 @@ cdef class Moves:
     cdef int send(self, int shard, bytes frame) except -1
     cdef int send_all(self, bytes frame) except -1
     cdef int end_marks_before(self, int old, uint64_t id, bint is_counted) except -1
-    cdef int mark(self, int old, int new, uint64_t id, tuple shifts) except -1
-    cdef int shift(self, int shard, tuple shifts, int sign) except -1
-    cdef int unshift(self, int shard, tuple shifts, int sign, bint is_counted) except -1
-    cdef int apply(self, tuple key) except -1
+    cdef str why_not_of(self, ClientConnection client)
+    cdef int do_or_put_off(self, Chore chore) except -1
+    cdef int end_side(self, Mark mark, uint32_t *cursor, int shard, int sign, bint is_counted) except -1
+    cdef Mark mark_of(self, int old, int new, uint64_t id)
+    cdef Mark mark(self, int old, int new, uint64_t id)
+    cdef int stage(self, int old, int new, uint64_t id, tuple shifts) except -1
+    cdef int close_own(self, tuple key) except -1
     cdef int leave(self, ClientConnection client) except -1
     cdef int drop(self, Arriving batch, uint64_t cid) except -1
     cdef int close_mark(self, tuple key) except -1

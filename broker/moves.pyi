@@ -8,9 +8,11 @@ from gnatswarm.broker.reroutes import Reroutes
 
 MOST_CLIENTS: int
 MOST_SUBSCRIPTIONS: int
-MOST_MEMBERS: int
-MOST_SUBSCRIPTION_BYTES: int
-MOST_OFFER_BYTES: int
+SLICE_SUBS: int
+PART_BYTES: int
+MOST_PART_BYTES: int
+WINDOW: int
+AT_ONCE: int
 MOST_UNSENT_BYTES: int
 
 class MovesHost(Protocol):
@@ -62,6 +64,7 @@ class MovesHost(Protocol):
 class Moves:
     host: MovesHost | None
     slice_subs: int  # so many subscriptions are written down, made, ended or settled in one go_on()
+    window: int  # so many parts of an offer are sent before the new shard has taken one
     def __init__(self, mesh: Mesh, fence: MeshFence, reroutes: Reroutes) -> None: ...
     @property
     def is_leaving(self) -> bool: ...

@@ -9,11 +9,13 @@ move can be stopped and nothing has changed; behind them it goes on, or the conn
 nothing moves; a client that moves is not read, and each of its subscriptions has a max, so that fan-out looks twice.
 """
 
-from libc.stdint cimport uint8_t
+from libc.stdint cimport int64_t, uint8_t
+from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memcpy
 
 from gnatswarm.broker.freezer cimport put_state, put_subscription, subscription_of, unsent_of, why_not
-from gnatswarm.broker.interest cimport NO_MAX, SUB_MARKED, QueueName, Sub
+from gnatswarm.broker.interest cimport (
+    NO_MAX, NO_SHIFT, SUB_MARKED, GroupShift, QueueGroup, QueueName, Sub, weight_of)
 from gnatswarm.broker.outbuf cimport (
     CLOSE_NONE, CLOSE_ROUTE_REMOVED, CLOSE_SLOW_CONSUMER_PENDING_BYTES, MOVING_GONE, MOVING_IN, MOVING_NOT,
     MOVING_OUT, CloseReason, OutBuf, out_append, out_call, out_condemn, out_mark_clean, out_mark_dirty, out_most,
@@ -21,35 +23,38 @@ from gnatswarm.broker.outbuf cimport (
 from gnatswarm.broker.peer cimport HOLD_MOVE, HOLD_STALL, Peer
 from gnatswarm.broker.subject cimport SUBJECT_BAD, subject_kind
 from gnatswarm.broker.sublist cimport Sublist
-from gnatswarm.broker.table cimport slot_item
-from gnatswarm.broker.word cimport SLACK
+from gnatswarm.broker.table cimport slot_item, table_find
+from gnatswarm.broker.word cimport SLACK, hash_bytes
 
 import msgspec
 
 from gnatswarm.broker import freezer, frozen as records
 
-# Clients in one batch, and their subscriptions: a batch is read in one go, and other clients wait for that.
+# Clients in one batch, and their subscriptions: one with more moves alone, for those that move together are silent
+# together.
 MOST_CLIENTS = 256
-MOST_SUBSCRIPTIONS = 65_536
-# … and of those, members of queue groups: their counts are shifted in one piece, at some 5 µs each on three shards.
-MOST_MEMBERS = 4096
-# … and the bytes of their subjects, queue names and sids, with the shifts of queue members. An offer is written and
-# read in one piece, 5 ms for each MB in all. The rest of it is for what the host says of each client, which its
-# CONNECT bounds.
-MOST_SUBSCRIPTION_BYTES = 10 * 1024 * 1024
-MOST_OFFER_BYTES = 14 * 1024 * 1024
+MOST_SUBSCRIPTIONS = 4096
 # What takes some µs for each subscription is done for so many in one go_on(): 0.1 to 0.2 ms. A client with 50,000
-# would keep others waiting for 0.1 s otherwise, several times.
+# would keep others waiting for 0.1 s otherwise, several times. So many are in one part of an offer …
 SLICE_SUBS = 64
+# … unless they have more bytes than this, with their shifts. With the last one a frame may have 8 MiB more.
+PART_BYTES = 64 * 1024
+MOST_PART_BYTES = 8 * 1024 * 1024
+# So many parts of an offer are on their way or wait at the new shard: its memory for them is bounded.
+WINDOW = 8
+# A connection that does not come is taken out in one go, if it has no more subscriptions than these.
+AT_ONCE = 1024
 ALL = 0xFFFFFFFF
 # A client with more unsent bytes is not moved: they are copied, and it would be silent for longer.
 MOST_UNSENT_BYTES = 1_048_576
 
 cdef enum:
-    # MessagePack around the fields of a FrozenSubscription and of a Shift: at most 5 bytes for each text, 9 for each
-    # number, and 1 for the list.
-    SUBSCRIPTION_BYTES = 34
+    # MessagePack around the fields of a Shift: at most 5 bytes for each text, 9 for each number, and 1 for the list.
     SHIFT_BYTES = 25
+    # Subscriptions that are only looked at cost less than those that end.
+    LOOKED_AT = 8
+    # … as members that are only counted do.
+    COUNTED = 8
 
 
 cdef list subs_of(ClientConnection client):
@@ -60,17 +65,6 @@ cdef list subs_of(ClientConnection client):
     return [<size_t>slot_item(client.subs.slots[i]) for i in range(client.subs.mask + 1) if client.subs.slots[i]]
 
 
-cdef list places_of(ClientConnection client):
-    """(sublist, address) of each of its subscriptions, and of their shadows in other accounts."""
-    cdef list found = []
-    for address in subs_of(client):
-        found.append((client.sublist, address))
-        if client.shadows is not None:
-            for shadow, stream in client.shadows.cast_by.get(address, ()):
-                found.append((stream.exporter, shadow))
-    return found
-
-
 cdef bytes subject_of(Sublist sublist, const Sub *sub):
     cdef size_t size = sublist.subject_of(sub.node, NULL, 0)
     cdef bytearray room = bytearray(size + SLACK)
@@ -78,128 +72,77 @@ cdef bytes subject_of(Sublist sublist, const Sub *sub):
     return bytes(room[:size])
 
 
-cdef bint has_members(ClientConnection client) noexcept:
-    """Whether one of its subscriptions is in a queue group. (Then its shadows can be, too, and no others.)"""
-    cdef Sub *sub
-    cdef uint32_t i
-    if client.subs.slots == NULL:
-        return False
-    for i in range(client.subs.mask + 1):
-        sub = <Sub *>slot_item(client.subs.slots[i])
-        if sub != NULL and sub.group != NULL:
-            return True
-    return False
-
-
-cdef uint32_t count_members(ClientConnection client) noexcept:
-    """How many of its subscriptions are in queue groups."""
-    cdef Sub *sub
-    cdef uint32_t i, n = 0
-    if client.subs.slots == NULL:
-        return 0
-    for i in range(client.subs.mask + 1):
-        sub = <Sub *>slot_item(client.subs.slots[i])
-        n += sub != NULL and sub.group != NULL
-    return n
-
-
-cdef size_t shift_bytes(size_t account_size, size_t subject_size, size_t queue_size) noexcept:
-    """At most so many bytes has the Shift of a queue group in an offer."""
-    return account_size + subject_size + queue_size + SHIFT_BYTES
-
-
-cdef size_t offer_bytes(ClientConnection client) except? 0:
-    """At most so many bytes have its subscriptions in an offer, and the shifts that they cause."""
-    cdef Sublist exporter
-    cdef Sub *sub
+cdef size_t count_member(ClientConnection client, const Sub *sub, bytes subject, bytes queue, dict members) except? 0:
+    """Count a member of a queue group, and its shadows. Returns how many bytes their shifts have, at most."""
     cdef Sub *shadow
-    cdef size_t found = 0, size
-    cdef uint32_t i
-    if client.subs.slots == NULL:
-        return 0
-    for i in range(client.subs.mask + 1):
-        sub = <Sub *>slot_item(client.subs.slots[i])
-        if sub == NULL:
-            continue
-        size = client.sublist.subject_of(sub.node, NULL, 0)
-        found += sub.key.size + size + SUBSCRIPTION_BYTES
-        if sub.group == NULL:
-            continue
-        found += sub.group.name.key.size
-        found += shift_bytes(len(client.sublist.account), size, sub.group.name.key.size)
-        if client.shadows is not None:
-            for address, stream in client.shadows.cast_by.get(<size_t>sub, ()):
-                exporter = stream.exporter
-                shadow = <Sub *><size_t>address
-                found += shift_bytes(len(exporter.account), exporter.subject_of(shadow.node, NULL, 0),
-                                     sub.group.name.key.size)
-    return found
-
-
-cdef int count_member(ClientConnection client, const Sub *sub, bytes subject, bytes queue, dict members) except -1:
-    """Count a member of a queue group, and its shadows."""
-    cdef Sub *shadow
-    key = (client.sublist.account, subject, queue)
-    members[key] = members.get(key, 0) + 1
+    cdef size_t size = count_one((client.sublist.account, subject, queue), members)
     if client.shadows is not None:
         for address, stream in client.shadows.cast_by.get(<size_t>sub, ()):
             shadow = <Sub *><size_t>address
             if shadow.group != NULL:
-                key = ((<Sublist>stream.exporter).account, subject_of(stream.exporter, shadow),
-                       (<uint8_t *>shadow.group.name + sizeof(QueueName))[:shadow.group.name.key.size])
-                members[key] = members.get(key, 0) + 1
-    return 0
+                size += count_one(((<Sublist>stream.exporter).account, subject_of(stream.exporter, shadow),
+                                   (<uint8_t *>shadow.group.name + sizeof(QueueName))[:shadow.group.name.key.size]),
+                                  members)
+    return size
+
+
+cdef size_t count_one(tuple key, dict members) except? 0:
+    members[key] = members.get(key, 0) + 1
+    return len(key[0]) + len(key[1]) + len(key[2]) + SHIFT_BYTES
 
 
 cdef tuple shifts_of(dict members):
     return tuple([records.Shift(*key, n) for key, n in sorted(members.items())])
 
 
-cdef dict queues_of(ClientConnection client):
-    """sid → queue group, of its queue subscriptions."""
+cdef dict queues_of(ClientConnection client, bytes output):
+    """sid → queue group, of its queue subscriptions that have messages in this output."""
     cdef Sub *sub
+    cdef bytes padded
     cdef dict found = {}
-    for address in subs_of(client):
-        sub = <Sub *><size_t>address
-        if sub.group != NULL:
-            found[(<uint8_t *>sub + sizeof(Sub))[:sub.key.size]] = \
-                (<uint8_t *>sub.group.name + sizeof(QueueName))[:sub.group.name.key.size]
+    cdef Py_ssize_t at = 0, line_end
+    while at < len(output):
+        line_end = output.find(b"\r\n", at)
+        if line_end < 0:
+            break
+        words = output[at:line_end].split(b" ")
+        at = line_end + 2 + int(words[len(words) - 1]) + 2
+        if words[2] not in found:
+            padded = words[2] + bytes(SLACK)
+            sub = <Sub *>table_find(&client.subs, <const uint8_t *>padded, len(words[2]), <uint32_t>hash_bytes(
+                <const uint8_t *>padded, len(words[2]), client.sublist.seed))
+            if sub != NULL and sub.group != NULL:
+                found[words[2]] = (<uint8_t *>sub.group.name + sizeof(QueueName))[:sub.group.name.key.size]
     return found
 
 
-cdef bint has_bounded_member(ClientConnection client) noexcept:
+cdef uint32_t let_maxima_go(ClientConnection client, uint32_t at, uint32_t most) noexcept:
+    """While it moves each subscription has a max, so that fan-out looks at where it is. Ends that for so many; returns
+    where others follow, or ALL."""
+    cdef Sub *sub
+    while client.subs.slots != NULL and at <= client.subs.mask:
+        sub = <Sub *>slot_item(client.subs.slots[at])
+        if sub != NULL:
+            if most == 0:
+                return at
+            most -= 1
+            if sub.max_msgs == NO_MAX:
+                sub.max_msgs = 0
+        at += 1
+    return ALL
+
+
+cdef int change_entries(ClientConnection client, uint32_t most) except -1:
+    """What matches its subscriptions is looked up anew: it takes, or does not take, what is published here. Where there
+    are more than so many, so is all that is published in its account."""
     cdef Sub *sub
     cdef uint32_t i
     if client.subs.slots == NULL:
-        return False
-    for i in range(client.subs.mask + 1):
-        sub = <Sub *>slot_item(client.subs.slots[i])
-        if sub != NULL and sub.group != NULL and sub.max_msgs:
-            return True
-    return False
-
-
-cdef void set_maxima(ClientConnection client, bint moves) noexcept:
-    """While it moves each subscription has a max, so that fan-out looks at where it is."""
-    cdef Sub *sub
-    cdef uint32_t i
-    if client.subs.slots == NULL:
-        return
-    for i in range(client.subs.mask + 1):
-        sub = <Sub *>slot_item(client.subs.slots[i])
-        if sub == NULL:
-            continue
-        if moves and sub.max_msgs == 0:
-            sub.max_msgs = NO_MAX
-        elif not moves and sub.max_msgs == NO_MAX:
-            sub.max_msgs = 0
-
-
-cdef int change_entries(ClientConnection client) except -1:
-    """What matches its subscriptions is looked up anew: it takes, or does not take, what is published here."""
-    cdef Sub *sub
-    cdef uint32_t i
-    if client.subs.slots == NULL:
+        return 0
+    if client.subs.count > most:
+        client.sublist.forget_entries()
+        if client.shadows is not None:
+            client.shadows.forget_entries()
         return 0
     for i in range(client.subs.mask + 1):
         sub = <Sub *>slot_item(client.subs.slots[i])
@@ -279,11 +222,6 @@ cdef bytes bare(bytes output, uint64_t *cut):
     return b"".join(kept)
 
 
-cdef object bounded(members):
-    """A count of queue members, as a frame can tell it. (A count and its shift come over different links.)"""
-    return min(max(0, members), 999_999_999)
-
-
 cdef class Batch(FencedBatch):
     """Connections that move together."""
 
@@ -297,7 +235,7 @@ cdef class Batch(FencedBatch):
             client.out.takes_from = takes_from
             if client.out.is_shut != is_shut:
                 client.out.is_shut = is_shut
-                change_entries(client)
+                change_entries(client, self.moves.slice_subs)
         return 0
 
     cdef int look_whether_marked(self) except -1:
@@ -310,6 +248,9 @@ cdef class Batch(FencedBatch):
     cdef int on_all_marked(self) except -1:
         raise NotImplementedError
 
+    cdef bint has_work(self) except -1:
+        return len(self.todo) != 0
+
     cdef int work(self) except -1:
         raise NotImplementedError
 
@@ -320,14 +261,9 @@ cdef class Batch(FencedBatch):
 cdef class Written:
     """A client that is being written down, or was."""
 
-    def __cinit__(self, ClientConnection client not None, bytes words not None, bint was_torn):
+    def __cinit__(self, ClientConnection client not None):
         self.client = client
-        self.words = words
-        self.subscriptions = []
-        self.n = client.subs.count
-        self.was_torn = was_torn
         self.out_msgs = client.out.msgs
-        self.members = {}
         self.delivered = {}
         self.bounded = set()
         self.counts = []
@@ -336,150 +272,234 @@ cdef class Written:
 cdef class Leaving(Batch):
     """At the old shard."""
 
+    cdef bint has_work(self) except -1:
+        if self.phase == PHASE_PREPARING:   # (the new shard says when it takes more)
+            return len(self.todo) != 0 and self.unheard < self.moves.window
+        return len(self.todo) != 0 or (self.phase == PHASE_ENDING and len(self.parts) != 0)
+
     cdef int write_next(self) except -1:
-        """Write down some subscriptions of one client; behind the last of all, they are offered to the new shard."""
+        """Write down some subscriptions of one client; what is a part of the offer by then is sent."""
         cdef Moves moves = self.moves
         cdef object cid = self.todo[len(self.todo) - 1]
         cdef object _keep = self
         cdef ClientConnection client = <ClientConnection>self.clients[cid]
         cdef Written written = self.written.get(cid)
         cdef uint32_t most = moves.slice_subs
-        cdef bint is_torn
         try:
             if cid in self.gone or client.is_closing or client.out.close_reason != CLOSE_NONE:
                 raise records.RecordRefused("it is being closed")
-            is_torn = written is not None and client.subs.count != written.n
-            if written is None or is_torn:   # it is not read; but one that has had its max has ended
-                words = moves.host.words_of(client) if written is None else written.words
-                written = self.written[cid] = Written(client, words, is_torn)
+            if written is None:   # (it is not read from here on)
+                words = moves.host.words_of(client)
+                written = self.written[cid] = Written(client)
                 self.at = 0
-            if not self.is_written(written, ALL if written.was_torn else most):
+                self.part.append((cid, client.sublist.account, words, []))
+                self.part_bytes += len(words)
+            elif not self.part:
+                self.part.append((cid, client.sublist.account, b"", []))
+            if not self.is_written(written, most) and self.part_subs < most and self.part_bytes < <size_t>PART_BYTES:
                 return 0
-            self.append(written)
+            if self.part_bytes > <size_t>MOST_PART_BYTES:
+                client.is_too_large = True   # (it is asked for again with others)
+                raise records.RecordRefused(moves.why_not_of(client))
         except records.RecordRefused as error:
             why = str(error)
-            if len(self.clients) == 1:
+            if len(self.clients) == 1 or client.is_too_large:
                 return self.end(why, False)
-            del self.clients[cid]
-            self.written.pop(cid, None)
-            self.let_stay(client)
-        self.todo.pop()
-        self.at = 0
-        return 0 if self.todo else self.offer()
-
-    cdef int append(self, Written written) except -1:
-        """This one is written down, and part of the offer. RecordRefused: that has no room for it."""
-        cdef ClientConnection client = written.client
-        cdef object one = records.encoded_client(records.OfferedClient(
-            client.cid, client.sublist.account, written.words, tuple(written.subscriptions)))
-        cdef size_t size = memoryview(one).nbytes
-        for account, subject, queue in written.members:
-            size += shift_bytes(len(account), len(subject), len(queue))
-        if self.offered_bytes + size > <size_t>MOST_OFFER_BYTES:
-            raise records.RecordRefused(f"it takes {size:,} bytes of an offer of at most {MOST_OFFER_BYTES:,}")
-        self.offered_bytes += size
-        self.offered.append(one)
-        written.subscriptions = None
-        return 0
+            self.at = ALL
+            if written is None:   # (else the new shard hears in the end that it does not come)
+                del self.clients[cid]
+                self.let_stay(client)
+        if self.at == ALL:
+            self.todo.pop()
+            self.at = 0
+        if self.todo and self.part_subs < most and self.part_bytes < <size_t>PART_BYTES:
+            return 0
+        return self.offer()
 
     cdef bint is_written(self, Written written, uint32_t most) except -1:
         """Write down so many subscriptions; whether all are."""
         cdef ClientConnection client = written.client
+        cdef list subscriptions = self.part[len(self.part) - 1][3]
+        cdef list sids = []
         cdef Sub *sub
+        cdef uint32_t looks = most * LOOKED_AT
+        cdef bint is_all = True
         while client.subs.slots != NULL and self.at <= client.subs.mask:
             sub = <Sub *>slot_item(client.subs.slots[self.at])
-            if client.subs.slots[self.at]:
-                if most == 0:
-                    return False
-                most -= 1
-                one = subscription_of(client, sub)
-                written.subscriptions.append(records.encoded_subscription(one))
-                if sub.delivered:
-                    written.delivered[<size_t>sub] = sub.delivered
-                if one.max_msgs:
-                    written.bounded.add(one.sid)
-                else:
-                    sub.max_msgs = NO_MAX
-                if sub.group != NULL:
-                    count_member(client, sub, one.subject, one.queue, written.members)
+            if sub != NULL:
+                if most == 0 or looks == 0 or self.part_bytes >= <size_t>PART_BYTES:
+                    is_all = False
+                    break
+                looks -= 1
+                if sub.max_msgs != NO_MAX and not (sub.max_msgs and self.sid_of(sub) in written.bounded):
+                    most -= 1
+                    self.write(written, sub, subscriptions, sids)
             self.at += 1
-        return True
+        if sids:
+            self.part_members.append((written, sids))
+        if is_all:
+            self.at = ALL
+        return is_all
+
+    cdef bytes sid_of(self, const Sub *sub):
+        return (<const uint8_t *>sub + sizeof(Sub))[:sub.key.size]
+
+    cdef int write(self, Written written, Sub *sub, list subscriptions, list sids) except -1:
+        one = subscription_of(written.client, sub)
+        encoded = records.encoded_subscription(one)
+        subscriptions.append(encoded)
+        self.part_subs += 1
+        self.part_bytes += memoryview(encoded).nbytes
+        if sub.delivered:
+            written.delivered[<size_t>sub] = sub.delivered
+        if one.max_msgs:
+            written.bounded.add(one.sid)
+        else:
+            sub.max_msgs = NO_MAX
+        if sub.group != NULL:
+            self.part_bytes += count_member(written.client, sub, one.subject, one.queue, self.members)
+            sids.append(one.sid)
+        return 0
 
     cdef int offer(self) except -1:
-        """All are written down."""
+        """Send what is written down."""
         cdef Moves moves = self.moves
+        cdef bint is_last = not self.todo
+        cdef tuple shifts = shifts_of(self.members)
         if moves.mesh.out_of_step or not (moves.mesh.up >> self.new) & 1:
             return self.end("its links to other shards have changed", False)
-        self.phase = PHASE_WAITING
-        self.marked = 0
-        self.shards = moves.mesh.up | <uint64_t>1 << self.old
-        for written in self.written.values():
-            for key, n in (<Written>written).members.items():
-                self.members[key] = self.members.get(key, 0) + n
-        self.shifts = shifts_of(self.members)
-        words = records.encoded_offer(records.Offer(records.MOVE_RECORD_VERSION, self.shards, tuple(self.offered),
-                                                    self.shifts))
-        self.offered = None
-        return moves.send(self.new, b"MOVE %d %d\r\n%b\r\n" % (self.id, len(words), words))
+        if not self.has_begun:
+            self.marked = 0
+            self.shards = moves.mesh.up | <uint64_t>1 << self.old
+        clients = [records.encoded_client(records.OfferedClient(cid, account, words, tuple(subscriptions)))
+                   for cid, account, words, subscriptions in self.part]
+        words = records.encoded_offer(records.Offer(records.MOVE_RECORD_VERSION, self.shards, is_last, tuple(clients),
+                                                    shifts))
+        verb = b"MPART" if self.has_begun else b"MOVE"
+        moves.send(self.new, b"%b %d %d\r\n%b\r\n" % (verb, self.id, len(words), words))
+        self.has_begun = True
+        self.unheard += 1
+        if self.part_members:
+            self.parts.append((len(shifts), self.part_members))
+        self.members = {}
+        self.part = []
+        self.part_members = []
+        self.part_subs = 0
+        self.part_bytes = 0
+        if is_last:
+            self.phase = PHASE_WAITING
+        return 0
 
     cdef int on_all_marked(self) except -1:
         """Nothing comes here for them any more: their subscriptions end."""
         cdef object _keep = self
         self.phase = PHASE_ENDING
         self.at = 0
-        self.todo = list(reversed(self.clients))
+        self.todo = [cid for cid in reversed(self.clients) if cid in self.written]
+        self.parts.reverse()
         self.end_next(self.moves.slice_subs)
         return self.moves.begin_work(self) if self.phase == PHASE_ENDING else 0
 
     cdef int end_next(self, uint32_t most) except -1:
         """End so many subscriptions; behind the last of all, say so.
 
-        Members of queue groups end all at once, as they are said to be gone: a count that another one tells in between
-        would be without them, and then they would be subtracted from it again."""
+        Members of queue groups end part by part as they were offered, and with each part siblings hear that they are
+        gone: a count that another one tells in between would be without them, and then they would be subtracted again.
+        """
         cdef Moves moves = self.moves
+        cdef Written written
         while self.todo:
-            most -= self.end_some(<Written>self.written[self.todo[len(self.todo) - 1]], False, most)
-            if most == 0:
+            written = <Written>self.written[self.todo[len(self.todo) - 1]]
+            most -= self.end_some(written, most)
+            if <uint32_t>len(written.counts) >= moves.slice_subs:
+                self.say_counts(written)
+            if self.at != ALL:
                 return 0
+            while <uint32_t>len(written.bounded) > moves.slice_subs:
+                self.say_ended(written)
+                if most != ALL:
+                    return 0
             self.todo.pop()
             self.at = 0
-        for cid in self.clients:
-            self.at = 0
-            self.end_some(<Written>self.written[cid], True, ALL)
-            (<ClientConnection>self.clients[cid]).out.moving = MOVING_GONE
+        while self.parts:
+            if most == 0:
+                return 0
+            n, members = self.parts.pop()
+            for item, sids in members:
+                self.end_members(<Written>item, sids)
+                most -= min(most, <uint32_t>len(sids))
+            moves.send_all(b"MDONE %d %d %d\r\n" % (self.old, self.id, n))
+        for item in self.clients.values():
+            (<ClientConnection>item).out.moving = MOVING_GONE
         self.phase = PHASE_MARKED
         moves.last_over = self.id
         moves.send_all(b"MOVED %d %d 1 0\r\n\r\n" % (self.old, self.id))
         moves.fence.fence_batch(self)
         return moves.look_at_links()
 
-    cdef uint32_t end_some(self, Written written, bint members, uint32_t most) except? 0:
-        """End at most so many subscriptions of a client, those in no queue group or (`members`) all, and note what was
-        delivered; how many. Fewer than `most`: there are no more."""
+    cdef uint32_t end_some(self, Written written, uint32_t most) except? 0:
+        """End at most so many subscriptions of a client that are in no queue group; how many. `at` is ALL behind the
+        last."""
         cdef ClientConnection client = written.client
         cdef Sub *sub
         cdef list ending = []
-        cdef uint32_t slot = self.at
-        cdef bytes sid
-        while client.subs.slots != NULL and slot <= client.subs.mask and <uint32_t>len(ending) < most:
+        cdef uint32_t slot = self.at, looks = most if most == ALL else most * LOOKED_AT
+        while client.subs.slots != NULL and slot <= client.subs.mask and <uint32_t>len(ending) < most and looks:
             sub = <Sub *>slot_item(client.subs.slots[slot])
-            if client.subs.slots[slot] and (members or sub.group == NULL):
-                if not ending:   # (where one is taken out, others move back; hardly ever to before it)
-                    self.at = slot
-                ending.append(<size_t>sub)
+            if sub != NULL:
+                looks -= 1
+                if sub.group == NULL:
+                    if not ending:   # (where one is taken out, others move back)
+                        self.at = slot
+                    ending.append(<size_t>sub)
             slot += 1
+        if not ending:
+            self.at = ALL if client.subs.slots == NULL or slot > client.subs.mask else slot
         client.out.moving = MOVING_GONE
         for address in ending:
-            sub = <Sub *><size_t>address
-            if sub.max_msgs != NO_MAX:
-                written.bounded.discard((<uint8_t *>sub + sizeof(Sub))[:sub.key.size])
-            if client.out.msgs != written.out_msgs:   # or they are what was written down
-                if sub.delivered != <uint64_t>written.delivered.get(address, 0):
-                    sid = (<uint8_t *>sub + sizeof(Sub))[:sub.key.size]
-                    written.counts.append(records.FrozenCount(sid, sub.delivered))
-            client.end_subscription(sub)
+            self.end_one(written, <Sub *><size_t>address)
         client.out.moving = MOVING_OUT   # until the last has ended: a client that goes meanwhile is kept
         return <uint32_t>len(ending)
+
+    cdef int end_members(self, Written written, list sids) except -1:
+        """End these subscriptions of a client, which are in queue groups."""
+        cdef ClientConnection client = written.client
+        cdef bytes padded
+        cdef Sub *sub
+        client.out.moving = MOVING_GONE
+        for sid in sids:
+            padded = sid + bytes(SLACK)
+            sub = <Sub *>table_find(&client.subs, <const uint8_t *>padded, len(sid), <uint32_t>hash_bytes(
+                <const uint8_t *>padded, len(sid), client.sublist.seed))
+            if sub != NULL:
+                self.end_one(written, sub)
+        client.out.moving = MOVING_OUT
+        if <uint32_t>len(written.counts) >= self.moves.slice_subs:
+            self.say_counts(written)
+        return 0
+
+    cdef int end_one(self, Written written, Sub *sub) except -1:
+        """End a subscription, and note what was delivered."""
+        cdef bytes sid
+        if sub.max_msgs != NO_MAX:
+            written.bounded.discard((<uint8_t *>sub + sizeof(Sub))[:sub.key.size])
+        if written.client.out.msgs != written.out_msgs:   # or they are what was written down
+            if sub.delivered != <uint64_t>written.delivered.pop(<size_t>sub, 0):
+                sid = (<uint8_t *>sub + sizeof(Sub))[:sub.key.size]
+                written.counts.append(records.FrozenCount(sid, sub.delivered))
+        written.client.end_subscription(sub)
+        return 0
+
+    cdef int say_counts(self, Written written) except -1:
+        """Not all in its record: that is made, sent and read in one piece."""
+        words = records.encoded_counts(records.Counts(written.client.cid, tuple(written.counts), ()))
+        written.counts = []
+        return self.moves.send(self.new, b"MCOUNT %d %d\r\n%b\r\n" % (self.id, len(words), words))
+
+    cdef int say_ended(self, Written written) except -1:
+        ended = tuple([written.bounded.pop() for _ in range(self.moves.slice_subs)])
+        words = records.encoded_counts(records.Counts(written.client.cid, (), ended))
+        return self.moves.send(self.new, b"MCOUNT %d %d\r\n%b\r\n" % (self.id, len(words), words))
 
     cdef int on_fenced(self) except -1:
         self.is_fenced = True
@@ -503,10 +523,14 @@ cdef class Leaving(Batch):
         cdef object cid = self.todo.pop()
         cdef object frozen = None
         cdef Written written
+        cdef Dropping dropping
         cdef object _keep = self   # (it is the moves' no more, before this is over)
         cdef ClientConnection client = <ClientConnection>self.clients.pop(cid)
+        client.out.moving = MOVING_NOT   # (one that was closed before all was written down may have subscriptions left)
         if cid in self.gone:
-            client.leave()
+            dropping = Dropping()
+            dropping.client = client
+            moves.do_or_put_off(dropping)
         elif client.is_closing or client.out.close_reason != CLOSE_NONE:
             client.release(HOLD_MOVE)
             out_call(&client.out)
@@ -543,12 +567,16 @@ cdef class Leaving(Batch):
         cdef bint is_marking = self.phase == PHASE_MARKING, is_marked
         if self.phase == PHASE_OVER:
             return 0
-        if self.phase == PHASE_ENDING:   # others have marked: it goes on to its end
+        while self.phase == PHASE_ENDING:   # others have marked: it goes on to its end
             self.end_next(ALL)
         is_marked = self.phase > PHASE_WAITING
-        in_doubt = in_doubt and self.phase != PHASE_PREPARING   # (then the new shard has heard of nobody)
+        if self.phase == PHASE_PREPARING:   # the new shard has not heard of all, and has asked for nothing
+            in_doubt = False
+            if self.has_begun:
+                moves.send(self.new, b"MOVED %d %d 0 0\r\n\r\n" % (self.old, self.id))
         self.phase = PHASE_OVER
         self.todo = []
+        members = {(<Written>one).client.cid for _, part in self.parts for one, _ in part} if in_doubt else ()
         moves.leaving = None
         moves.last_over = self.id
         if is_marked:
@@ -559,7 +587,7 @@ cdef class Leaving(Batch):
             moves.send(self.new, b"MOVED %d %d 0 0\r\n\r\n" % (self.old, self.id))
         for cid, item in list(self.clients.items()):
             client = <ClientConnection>item
-            if cid not in self.gone and (is_marked or (in_doubt and has_members(client))):
+            if cid not in self.gone and (is_marked or cid in members):
                 client.close(CLOSE_ROUTE_REMOVED)
                 out_call(&client.out)
                 moves.n_lost += 1
@@ -571,21 +599,58 @@ cdef class Leaving(Batch):
 
     cdef int let_stay(self, ClientConnection client) except -1:
         """It moves no more: it is read again, or leaves if its connection has ended."""
+        cdef Staying staying = Staying()
         client.out.moving = MOVING_NOT
-        set_maxima(client, False)
-        client.release(HOLD_MOVE)
-        if client.cid in self.gone:
-            client.leave()
-        return 0
+        staying.client = client
+        staying.has_left = client.cid in self.gone
+        return self.moves.do_or_put_off(staying)
+
+
+cdef class Chore:
+    """What is left to do of a move that is over, some of it in each go_on()."""
+
+    cdef bint work(self, uint32_t most) except -1:
+        raise NotImplementedError
+
+
+cdef class Staying(Chore):
+    """A client that moves no more."""
+
+    cdef bint work(self, uint32_t most) except -1:
+        if self.has_left:
+            return self.client.leave(most)
+        if self.client.out.close_reason != CLOSE_NONE:   # (it may be leaving)
+            self.client.release(HOLD_MOVE)
+            return True
+        self.at = let_maxima_go(self.client, self.at, most)
+        if self.at != ALL:
+            return False
+        self.client.release(HOLD_MOVE)
+        return True
+
+
+cdef class Dropping(Chore):
+    """A connection that does not come."""
+
+    cdef bint work(self, uint32_t most) except -1:
+        return self.client.leave(most)
 
 
 cdef class Arriving(Batch):
     """At the new shard."""
 
+    def __dealloc__(self):
+        free(self.bounded)
+
+    cdef bint has_work(self) except -1:
+        return len(self.todo) != 0 or self.phase == PHASE_ENDING
+
     cdef int work(self) except -1:
         cdef object cid
         if self.phase == PHASE_PREPARING:
             return self.admit_next()
+        if self.phase == PHASE_ENDING:
+            return self.count_next(self.moves.slice_subs * COUNTED)
         cid = self.todo[len(self.todo) - 1]
         if self.records[cid] is None:
             self.todo.pop()
@@ -593,35 +658,64 @@ cdef class Arriving(Batch):
         return self.settle(cid, self.records[cid])
 
     cdef int admit_next(self) except -1:
-        """Make the connection of one client that was announced, with some of its subscriptions; behind the last, wait
-        for every sibling's PONG."""
+        """Make connections that were announced, or some subscriptions of one. Behind a part of the offer siblings are
+        told of its members of queue groups; behind the last, wait for every sibling's PONG."""
         cdef object _keep = self
+        cdef Moves moves = self.moves
         cdef ClientConnection client
-        cdef uint32_t most = self.moves.slice_subs
+        cdef uint32_t most = moves.slice_subs
         try:
-            if self.coming is None:
-                self.coming = records.decoded_client(self.todo[len(self.todo) - 1])
+            if self.part is None:
+                self.part = records.decoded_offer(self.todo[len(self.todo) - 1])
+                self.clients_left = list(reversed(self.part.clients))
+                self.look_at_part()
+            if self.coming is None and self.clients_left:
+                self.coming = records.decoded_client(self.clients_left.pop())
                 self.at = 0
-                client = self.admit(self.coming)
-            else:
+                if self.coming.cid != self.last_cid:
+                    self.last_cid = self.coming.cid
+                    self.admit(self.coming)
+            if self.coming is not None:
                 client = <ClientConnection>self.clients[self.coming.cid]
-            while self.at < <uint32_t>len(self.coming.subscriptions):
-                if most == 0:
-                    return 0
-                most -= 1
-                self.subscribe(client, records.decoded_subscription(self.coming.subscriptions[self.at]))
-                self.at += 1
-            self.coming = None
-            self.at = 0
-            self.todo.pop()
-            if not self.todo and shifts_of(self.members) != self.shifts:
+                while self.at < <uint32_t>len(self.coming.subscriptions):
+                    if most == 0:
+                        return 0
+                    most -= 1
+                    self.subscribe(client, records.decoded_subscription(self.coming.subscriptions[self.at]))
+                    self.at += 1
+                self.coming = None
+            if self.clients_left:
+                return 0
+            if shifts_of(self.members) != self.part.shifts:
                 raise records.RecordRefused("its accounts import other streams")
         except records.RecordRefused as error:
             return self.end(str(error), False)
-        if self.todo:
+        self.todo.pop()
+        part, self.part = self.part, None
+        self.members = {}
+        if part.shifts:
+            words = records.encoded_shifts(part.shifts)
+            moves.stage(self.old, self.new, self.id, part.shifts)
+            moves.send_all(b"MSHIFT %d %d %d\r\n%b\r\n" % (self.old, self.id, len(words), words))
+        moves.send(self.old, b"MNEXT %d\r\n" % self.id)
+        if not part.is_last:
             return 0
         self.phase = PHASE_WAITING
-        return self.moves.fence.fence_batch(self)
+        return moves.fence.fence_batch(self)
+
+    cdef bint part_is_last(self) except -1:
+        return self.part is not None and self.part.is_last
+
+    cdef int look_at_part(self) except -1:
+        """RecordRefused."""
+        cdef Moves moves = self.moves
+        if moves.host is None:
+            raise records.RecordRefused("this shard takes no connections")
+        if moves.mesh.out_of_step or self.part.shards != moves.mesh.up | <uint64_t>1 << moves.mesh.shard:
+            raise records.RecordRefused("its links to other shards are not the same")
+        if not self.part.clients and not self.clients:
+            raise records.RecordRefused("an offer of nobody")
+        return 0
 
     cdef ClientConnection admit(self, one):
         """A detached connection for this OfferedClient. RecordRefused."""
@@ -663,7 +757,7 @@ cdef class Arriving(Batch):
         """Every sibling answers, and knows what they are interested in: ask for the marks."""
         cdef Moves moves = self.moves
         cdef uint64_t own = <uint64_t>1 << self.new
-        cdef bytes shifts
+        cdef Mark mark
         if self.phase != PHASE_WAITING:
             return 0
         if moves.mesh.out_of_step or moves.mesh.up & ~self.shards or not moves.mesh.up >> self.old & 1:
@@ -671,33 +765,45 @@ cdef class Arriving(Batch):
         self.phase = PHASE_MARKING
         self.shards = moves.mesh.up | own
         self.marked |= own
-        shifts = records.encoded_shifts(self.shifts)
-        moves.mark(self.old, self.new, self.id, self.shifts)
+        mark = moves.mark(self.old, self.new, self.id)
         self.set_takes(own)
-        moves.send_all(b"MARKQ %d %d %d\r\n%b\r\n" % (self.old, self.id, len(shifts), shifts))
+        moves.send_all(b"MARKQ %d %d %d\r\n" % (self.old, self.id, mark.n))
         return self.look_whether_marked()
 
     cdef int on_all_marked(self) except -1:
         """Queue groups count them from now on."""
-        cdef ClientConnection client
         cdef object _keep = self
-        cdef Sub *sub
         self.set_takes(~<uint64_t>0)
-        for item in self.clients.values():
-            client = <ClientConnection>item
-            client.out.moving = MOVING_NOT
-            if not has_members(client):
-                continue
-            for _, address in places_of(client):
-                sub = <Sub *><size_t>address
-                if sub.group != NULL:
-                    sub.group.n_members += 1
-        self.moves.send_all(b"MOVED %d %d 1 0\r\n\r\n" % (self.old, self.id))
+        self.phase = PHASE_ENDING
+        self.at = 0
         self.moves.close_mark((self.old, self.id))
+        self.count_next(self.moves.slice_subs * COUNTED)
+        return self.moves.begin_work(self) if self.phase == PHASE_ENDING else 0
+
+    cdef int count_next(self, uint32_t most) except -1:
+        """Count so many of their members of queue groups; behind the last of all, say so."""
+        cdef Moves moves = self.moves
+        cdef Mark mark = <Mark>moves.marks[self.old, self.id]
+        cdef uint32_t first = self.at
+        while self.at < mark.n and most:
+            mark.shifts[self.at].group.n_members += mark.shifts[self.at].members
+            self.at += 1
+            most -= 1
+        mark.state.more_from = self.at
+        if self.at > first:
+            moves.send_all(b"MDONE %d %d %d\r\n" % (self.old, self.id, self.at - first))
+        if self.at < mark.n:
+            return 0
+        self.phase = PHASE_MARKED
+        self.at = 0
+        for item in self.clients.values():
+            (<ClientConnection>item).out.moving = MOVING_NOT
+        moves.send_all(b"MOVED %d %d 1 0\r\n\r\n" % (self.old, self.id))
+        moves.close_own((self.old, self.id))
         if self.records:
             self.todo = list(reversed(self.records))
-            self.moves.begin_work(self)
-        return self.moves.look_at_links()
+            moves.begin_work(self)
+        return moves.look_at_links()
 
     cdef int settle(self, uint64_t cid, frozen) except -1:
         """Its record is here: credit some of its subscriptions with what they have had at the old shard. Behind the
@@ -708,8 +814,11 @@ cdef class Arriving(Batch):
         cdef bytes sid
         cdef Sub *sub
         if self.told is None:
-            self.told = {one.sid: one.delivered for one in frozen.counts}
-            self.bounded = []
+            self.told, self.ended = self.counts.pop(cid, ({}, set()))
+            self.told.update({one.sid: one.delivered for one in frozen.counts})
+            self.ended.update(frozen.ended)
+            self.most = {}
+            self.dropped = 0
             self.at = 0
         while client.subs.slots != NULL and self.at <= client.subs.mask:
             sub = <Sub *>slot_item(client.subs.slots[self.at])
@@ -718,14 +827,46 @@ cdef class Arriving(Batch):
                     return 0
                 most -= 1
                 if sub.max_msgs != NO_MAX:
-                    self.bounded.append(<size_t>sub)
+                    if self.settle_bounded(client, sub, offered):
+                        continue   # the table may have put another one in its place
                 else:
                     if self.told or offered:
                         sid = (<uint8_t *>sub + sizeof(Sub))[:sub.key.size]
-                        credit(sub, self.told.get(sid, offered.get(sid, (0, 0))[0]))
+                        before = offered.pop(sid, (0, 0))[0]   # (what is left there is let go in one piece)
+                        credit(sub, self.told.pop(sid, before))
                     sub.max_msgs = 0
             self.at += 1
         return self.put_in_order(cid, frozen)
+
+    cdef bint settle_bounded(self, ClientConnection client, Sub *sub, dict offered) except -1:
+        """One with a max; whether it has ended, because that was reached at the old shard."""
+        cdef bytes sid = (<uint8_t *>sub + sizeof(Sub))[:sub.key.size]
+        cdef uint64_t before, max_msgs
+        cdef uint32_t room
+        cdef void *bounds
+        item = offered.pop(sid, None)
+        if item is None:   # the table has put it here, and it is known
+            return False
+        before, max_msgs = item
+        before = self.told.pop(sid, before)
+        if sid in self.ended or before >= max_msgs:
+            self.dropped += sub.delivered
+            if sub.delivered:
+                self.most[sid] = 0
+            client.end_subscription(sub)
+            return True
+        if self.n_bounded == self.room_bounded:
+            room = max(<uint32_t>16, 2 * self.room_bounded)
+            bounds = realloc(self.bounded, room * sizeof(Bounded))
+            if bounds == NULL:
+                raise MemoryError
+            self.bounded = <Bounded *>bounds
+            self.room_bounded = room
+        self.bounded[self.n_bounded].sub = sub
+        self.bounded[self.n_bounded].before = before
+        self.bounded[self.n_bounded].max_msgs = max_msgs
+        self.n_bounded += 1
+        return False
 
     cdef int put_in_order(self, uint64_t cid, frozen) except -1:
         """Old output first, then what was detached, without what is beyond a max."""
@@ -735,37 +876,33 @@ cdef class Arriving(Batch):
         cdef bytes detached = unsent_of(client)
         cdef bytes unsent = frozen.unsent
         cdef bytes sid
-        cdef dict told = self.told
-        cdef dict offered = <dict>self.offered.pop(cid)
-        cdef dict most = {}
-        cdef list bounded = self.bounded
+        cdef dict most = self.most
         cdef list ended = []
-        cdef uint64_t before = 0, dropped = 0, header_bytes = 0, msgs, max_msgs
+        cdef uint64_t dropped = self.dropped, header_bytes = 0, msgs
+        cdef Bounded *one
+        cdef uint32_t i
         cdef size_t max_pending = out.max_pending, stall_mark = out.stall_mark
         cdef CloseReason reason = <CloseReason>out.close_reason
         cdef Sub *sub
         self.todo.pop()
         self.told = None
         self.at = 0
+        del self.offered[cid]
         if not self.clients:
             moves.arriving.pop((self.old, self.id), None)
             self.phase = PHASE_OVER
-        for address in bounded:
-            sub = <Sub *><size_t>address
-            sid = (<uint8_t *>sub + sizeof(Sub))[:sub.key.size]
-            before, max_msgs = offered[sid]
-            before = told.get(sid, before)
-            if sid in frozen.ended or before >= max_msgs:   # its max was reached at the old shard
-                dropped += sub.delivered
-                most[sid] = 0
-                ended.append(address)
-                continue
-            if before + sub.delivered >= max_msgs:
-                most[sid] = max_msgs - before
-                dropped += before + sub.delivered - max_msgs
-                ended.append(address)
-            credit(sub, before)
-            sub.max_msgs = max_msgs
+        for i in range(self.n_bounded):
+            one = &self.bounded[i]
+            sub = one.sub
+            if one.before + sub.delivered >= one.max_msgs:
+                if one.before + sub.delivered > one.max_msgs:
+                    sid = (<uint8_t *>sub + sizeof(Sub))[:sub.key.size]
+                    most[sid] = one.max_msgs - one.before
+                    dropped += one.before + sub.delivered - one.max_msgs
+                ended.append(<size_t>sub)
+            credit(sub, one.before)
+            sub.max_msgs = one.max_msgs
+        self.n_bounded = 0
         if most:
             detached = without(detached, most)
         if not frozen.takes_headers:
@@ -802,6 +939,8 @@ cdef class Arriving(Batch):
         cdef Moves moves = self.moves
         cdef object _keep = self
         cdef bytes words = why.encode()[:1000]
+        if self.phase == PHASE_ENDING:   # others have marked, and will not hear that they have not come
+            self.count_next(ALL)
         while self.phase == PHASE_MARKED and self.todo:   # they are here
             self.work()
         if self.phase == PHASE_OVER:
@@ -809,7 +948,7 @@ cdef class Arriving(Batch):
         self.todo = []
         if self.phase != PHASE_MARKED:
             moves.send_all(b"MOVED %d %d 0 %d\r\n%b\r\n" % (self.old, self.id, len(words), words))
-            moves.close_mark((self.old, self.id))
+            moves.close_own((self.old, self.id))
         elif in_doubt and moves.mesh.up >> self.old & 1:
             moves.send(self.old, b"MOVED %d %d 0 %d\r\n%b\r\n" % (self.old, self.id, len(words), words))
         self.phase = PHASE_OVER
@@ -821,7 +960,120 @@ cdef class Arriving(Batch):
 
 
 cdef class Mark:
-    """A sibling's move that this shard has marked."""
+    """A sibling's move of which this shard shifts counts, or will, and which it has marked, or will."""
+
+    def __cinit__(self):
+        self.state.less_from = self.state.more_from = NO_SHIFT
+        self.accounts = {}
+
+    def __dealloc__(self):   # (groups may be gone)
+        cdef uint32_t i
+        for i in range(self.n_over, self.n):
+            free(self.shifts[i])
+        free(self.shifts)
+
+    cdef int add(self, Sublist sublist, bytes subject, bytes queue, uint32_t members, bint awaits_new) except -1:
+        """MemoryError."""
+        cdef bytes padded = subject + bytes(SLACK)
+        cdef bytes padded_queue = queue + bytes(SLACK)
+        cdef uint32_t room
+        cdef void *shifts
+        cdef GroupShift *shift
+        if self.n == self.room:
+            room = max(<uint32_t>64, 2 * self.room)
+            shifts = realloc(self.shifts, room * sizeof(GroupShift *))
+            if shifts == NULL:
+                raise MemoryError
+            self.shifts = <GroupShift **>shifts
+            self.room = room
+        shift = <GroupShift *>calloc(1, sizeof(GroupShift))
+        if shift == NULL:
+            raise MemoryError
+        shift.state = &self.state
+        shift.number = self.n
+        shift.members = members
+        shift.account = self.accounts.setdefault(sublist, len(self.accounts))
+        if not sublist.stage(shift, <const uint8_t *>padded, len(subject), <const uint8_t *>padded_queue, len(queue),
+                             awaits_new):
+            free(shift)
+            raise MemoryError
+        self.shifts[self.n] = shift
+        self.n += 1
+        return 0
+
+    cdef Sublist sublist_of(self, const GroupShift *shift):
+        if self.sublists is None or len(self.sublists) != len(self.accounts):
+            self.sublists = list(self.accounts)
+        return <Sublist>self.sublists[shift.account]
+
+    cdef int change(self, uint32_t *cursor, int shard, uint32_t start, uint32_t most, bint hears) except -1:
+        """The shifts on one side hold, from `start` on, or (NO_SHIFT) none holds any more. `hears`: who hears of
+        siblings' members hears of each (else there are as many on the other side). What matches is looked up anew: for
+        more than so many shifts all that is published in their accounts."""
+        cdef GroupShift *shift
+        cdef Sublist sublist
+        cdef uint32_t i, first = max(self.n_over, cursor[0])
+        if hears and start == NO_SHIFT:
+            for i in range(first, self.n):
+                self.tell(i, shard, cursor, i + 1)
+        elif hears:
+            for i in range(self.n, start, -1):
+                self.tell(i - 1, shard, cursor, i - 1)
+        cursor[0] = start
+        if self.n <= most:
+            for i in range(self.n_over, self.n):
+                shift = self.shifts[i]
+                self.sublist_of(shift).node_changed(shift.group.node)
+        else:
+            for sublist in self.accounts:
+                sublist.forget_entries()
+        return 0
+
+    cdef int tell(self, uint32_t number, int shard, uint32_t *cursor, uint32_t then) except -1:
+        cdef QueueGroup *group = self.shifts[number].group
+        cdef Sublist sublist = self.sublist_of(self.shifts[number])
+        cdef uint32_t i, before
+        if not sublist.sink.hears_remote:
+            return 0
+        for i in range(group.n_remote):
+            if group.remote[i].shard == <uint32_t>shard:
+                before = weight_of(group, i)
+                cursor[0] = then
+                sublist.tell_remote_queue(group.node, group, shard, before, sublist.sink)
+                break
+        return 0
+
+    cdef int count(self, uint32_t *cursor, int shard, int sign, uint32_t n) except -1:
+        """The shard's own counts have so many more of the shifts from now on. ValueError: there are not so many."""
+        cdef GroupShift *shift
+        if n > self.n - cursor[0]:
+            raise ValueError("MDONE of more shifts than there are")
+        while n:
+            shift = self.shifts[cursor[0]]
+            cursor[0] += 1
+            self.sublist_of(shift).count_shift(shift, shard, sign * <int64_t>shift.members)
+            n -= 1
+        return 0
+
+    cdef int forget(self, uint32_t most) except -1:
+        """Take out shifts that are over on both sides; at most so many."""
+        cdef uint32_t end = min(self.n, self.state.less_from, self.state.more_from)
+        cdef GroupShift *shift
+        while self.n_over < end and most:
+            shift = self.shifts[self.n_over]
+            self.n_over += 1
+            most -= 1
+            self.sublist_of(shift).unstage(shift)
+            free(shift)
+        return 0
+
+
+cdef class Forgetting(Chore):
+    """A mark of which nothing holds any more."""
+
+    cdef bint work(self, uint32_t most) except -1:
+        self.mark.forget(most)
+        return self.mark.n_over == self.mark.n
 
 
 cdef class Moves:
@@ -835,11 +1087,11 @@ cdef class Moves:
         self.at_work = []
         self.marks = {}
         self.over = {}
-        self.told = {}
-        self.shifted = {}
         self.publishers = {}
         self.waiting_links = []
         self.slice_subs = SLICE_SUBS
+        self.window = WINDOW
+        self.chores = []
         mesh.moves = self
 
     @property
@@ -850,51 +1102,47 @@ cdef class Moves:
     @property
     def n_arriving(self) -> int:
         """Connections that have been announced, and not been handed over."""
-        return sum([len((<Arriving>one).clients) + (len((<Arriving>one).todo) - ((<Arriving>one).coming is not None)
-                                                    if (<Arriving>one).phase == PHASE_PREPARING else 0)
-                    for one in self.arriving.values()])
+        cdef Arriving batch
+        n = 0
+        for item in self.arriving.values():
+            batch = <Arriving>item
+            n += len(batch.clients)
+            if batch.phase == PHASE_PREPARING:   # (as far as is known)
+                n += max(len(batch.clients_left), <int>(len(batch.clients) == 0))
+        return n
 
     @property
     def is_idle(self) -> bool:
         """Whether no move is under way that this shard takes part in."""
-        return self.leaving is None and not (self.arriving or self.marks or self.shifted or self.waiting_links)
+        return self.leaving is None and not (self.arriving or self.marks or self.chores or self.waiting_links)
 
     # ---- the old shard
 
     def why_not(self, ClientConnection client not None) -> str | None:
         """Why this client cannot be moved now; None: it can."""
-        cdef size_t size
-        cdef uint32_t members
-        if client.out.moving:
+        if client.out.moving or client.holds & HOLD_MOVE:
             return "it is moving"
-        if client.subs.count > MOST_SUBSCRIPTIONS:   # (asked again and again: look at none of so many)
-            return f"it has {client.subs.count:,} subscriptions; at most {MOST_SUBSCRIPTIONS:,} are moved"
-        if has_bounded_member(client):
+        return self.why_not_of(client)
+
+    cdef str why_not_of(self, ClientConnection client):
+        """… whether it moves or not."""
+        if client.is_too_large:
+            return f"more than {MOST_PART_BYTES:,} bytes have to be said of one of its subscriptions, or of its CONNECT"
+        if client.bounded_members:
             return "a queue subscription of its has a max"
         if out_pending(&client.out) > MOST_UNSENT_BYTES:
             return f"{out_pending(&client.out):,} bytes wait to be sent to it; at most {MOST_UNSENT_BYTES:,} are moved"
         if client.holds & HOLD_STALL:
             return "it waits for a slow receiver"
-        members = count_members(client)
-        if members > <uint32_t>MOST_MEMBERS:
-            return f"{members:,} of its subscriptions are in queue groups; at most {MOST_MEMBERS:,} are moved"
-        size = offer_bytes(client)
-        if size > <size_t>MOST_SUBSCRIPTION_BYTES:
-            return f"its subscriptions have {size:,} bytes; at most {MOST_SUBSCRIPTION_BYTES:,} are moved"
         return why_not(client)
 
     def fitting(self, list clients not None) -> int:
         """How many of these clients, from the first on, can move together: by their number and their subscriptions."""
-        cdef ClientConnection client
-        cdef uint64_t subs = 0, size = 0, members = 0
+        cdef uint64_t subs = 0
         cdef int n = 0
         for item in clients[:MOST_CLIENTS]:
-            client = <ClientConnection?>item
-            subs += client.subs.count
-            size += offer_bytes(client)
-            members += count_members(client)
-            if subs > <uint64_t>MOST_SUBSCRIPTIONS or size > <uint64_t>MOST_SUBSCRIPTION_BYTES \
-                    or members > <uint64_t>MOST_MEMBERS:
+            subs += (<ClientConnection?>item).subs.count
+            if n and subs > <uint64_t>MOST_SUBSCRIPTIONS:
                 break
             n += 1
         return n
@@ -935,7 +1183,9 @@ cdef class Moves:
         batch.clients = {(<ClientConnection>one).cid: one for one in clients}
         batch.todo = list(reversed(batch.clients))
         batch.members = {}
-        batch.offered = []
+        batch.part = []
+        batch.part_members = []
+        batch.parts = []
         batch.written = {}
         batch.gone = set()
         batch.open = {key for key, mark in self.marks.items() if (<Mark>mark).is_open}
@@ -958,7 +1208,16 @@ cdef class Moves:
             self.send(self.leaving.new, b"MSTOP %d\r\n" % self.leaving.id)
 
     cdef int begin_work(self, Batch batch) except -1:
-        self.at_work.append(batch)
+        if batch not in self.at_work:
+            self.at_work.append(batch)
+        self.host.soon()
+        return 0
+
+    cdef int do_or_put_off(self, Chore chore) except -1:
+        """The rest of it is done in go_on()."""
+        if chore.work(ALL if self.host is None else self.slice_subs):
+            return 0
+        self.chores.append(chore)
         self.host.soon()
         return 0
 
@@ -972,12 +1231,17 @@ cdef class Moves:
         cdef uint64_t before
         while self.at_work:
             batch = <Batch>self.at_work[0]
-            if batch.todo:
+            if batch.has_work():
                 before = self.dirty_links()
                 batch.work()
                 self.hold_back(self.dirty_links() & ~before)
                 return True
             self.at_work.remove(batch)
+        if self.chores:
+            chore = self.chores.pop(0)   # (others may begin while it is done)
+            if not (<Chore>chore).work(self.slice_subs):
+                self.chores.append(chore)
+            return True
         self.send_on()
         return False
 
@@ -1008,6 +1272,22 @@ cdef class Moves:
         """A moving client's connection has ended (MeshFence.keep_moving)."""
         self.leaving.gone.add(client.cid)
 
+    def on_ended(self, ClientConnection client not None):
+        """A subscription of a moving client has had as many messages as it may (MeshFence.on_ended_moving). The table
+        has put others from behind it in its place: at most those up to the next empty slot."""
+        cdef Leaving batch = self.leaving
+        if batch is not None and batch.phase == PHASE_PREPARING and client.subs.slots != NULL \
+                and batch.todo and batch.todo[len(batch.todo) - 1] == client.cid:
+            while batch.at and client.subs.slots[batch.at - 1]:
+                batch.at -= 1
+
+    def on_next_wanted(self, int shard, uint64_t id):
+        """MNEXT."""
+        cdef Leaving batch = self.leaving
+        if batch is not None and batch.id == id and batch.new == shard and batch.phase == PHASE_PREPARING:
+            batch.unheard -= 1
+            self.begin_work(batch)
+
     # ---- the new shard
 
     def on_offer(self, int old, uint64_t id, bytes words not None):
@@ -1024,21 +1304,38 @@ cdef class Moves:
         batch.members = {}
         batch.offered = {}
         self.arriving[old, id] = batch
+        batch.last_cid = None
+        batch.clients_left = []
+        batch.counts = {}
         try:
-            offer = records.decoded_offer(words)
-            batch.shards = offer.shards
-            batch.shifts = offer.shifts
-            if self.host is None:
-                raise records.RecordRefused("this shard takes no connections")
-            if self.mesh.out_of_step or offer.shards != self.mesh.up | <uint64_t>1 << self.mesh.shard:
-                raise records.RecordRefused("its links to other shards are not the same")
-            if not offer.clients:
-                raise records.RecordRefused("an offer of nobody")
+            batch.part = records.decoded_offer(words)
+            batch.shards = batch.part.shards
+            batch.look_at_part()
         except records.RecordRefused as error:
             batch.end(str(error), False)
             return
-        batch.todo = list(reversed(offer.clients))
+        batch.clients_left = list(reversed(batch.part.clients))
+        batch.todo.append(words)
         self.begin_work(batch)
+
+    def on_part_of_offer(self, int old, uint64_t id, bytes words not None):
+        """MPART. ValueError: there are too many."""
+        cdef Arriving batch = self.arriving.get((old, id))
+        if batch is None or batch.phase != PHASE_PREPARING:
+            return
+        if len(batch.todo) >= WINDOW:
+            raise ValueError("more MPART than were asked for")
+        batch.todo.insert(0, words)
+        self.begin_work(batch)
+
+    def on_counts(self, int old, uint64_t id, bytes words not None):
+        """MCOUNT. ValueError: it is not well-formed."""
+        cdef Arriving batch = self.arriving.get((old, id))
+        said = records.decoded_counts(words)
+        if batch is not None and said.cid in batch.clients:
+            told, ended = batch.counts.setdefault(said.cid, ({}, set()))
+            told.update({one.sid: one.delivered for one in said.counts})
+            ended.update(said.ended)
 
     def on_stop(self, int old, uint64_t id):
         """MSTOP."""
@@ -1077,11 +1374,17 @@ cdef class Moves:
 
     cdef int leave(self, ClientConnection client) except -1:
         """A connection does not come: other members get what is detached for it as a member of queue groups."""
-        cdef dict queues = queues_of(client)
-        cdef bytes output = unsent_of(client) if queues else b""
+        cdef bytes output = unsent_of(client)
+        cdef dict queues = queues_of(client, output)
         cdef Sublist sublist = client.sublist
         cdef dict publishers = self.publishers.pop(client.cid, {})
-        client.leave()
+        cdef Dropping dropping
+        if client.subs.count <= <uint32_t>AT_ONCE:   # (one that is closed and is still there counts as one that moves)
+            client.leave()
+        elif not client.leave(self.slice_subs):
+            dropping = Dropping()
+            dropping.client = client
+            self.do_or_put_off(dropping)
         return self.reroutes.place_output(sublist, queues, output, publishers)
 
     def note_publisher(self, ClientConnection client not None, uint64_t publisher):
@@ -1092,6 +1395,7 @@ cdef class Moves:
 
     cdef int drop(self, Arriving batch, uint64_t cid) except -1:
         cdef ClientConnection client = <ClientConnection>batch.clients.pop(cid)
+        batch.counts.pop(cid, None)
         self.leave(client)
         self.host.lost(batch.old, batch.id, client, None, "it has gone")
         if not batch.clients:
@@ -1108,25 +1412,35 @@ cdef class Moves:
                         self.drop(<Arriving>batch, cid)
                     else:
                         (<Arriving>batch).records[cid] = None
-                if (<Arriving>batch).phase != PHASE_MARKED and not any((<Arriving>batch).records.values()):
+                if (<Arriving>batch).phase < PHASE_ENDING and not any((<Arriving>batch).records.values()):
                     (<Arriving>batch).end("its old shard hands it over no more", True)
 
     # ---- marks
 
-    def on_mark_wanted(self, int new, int old, uint64_t id, bytes words not None):
-        """MARKQ. ValueError: it is not well-formed."""
+    def on_shifts(self, int new, int old, uint64_t id, bytes words not None):
+        """MSHIFT. ValueError: it is not well-formed."""
         cdef tuple shifts = records.decoded_shifts(words)
+        cdef Mark mark = self.marks.get((old, id))
         cdef bytes padded
-        cdef bytes frame = b"MARK %d %d\r\n" % (old, id)
-        cdef Leaving batch = self.leaving
+        if mark is not None and (mark.is_asked or mark.new != new):
+            raise ValueError("MSHIFT behind MARKQ")
         for one in shifts:
             padded = one.subject + bytes(SLACK)
             if subject_kind(<const uint8_t *>padded, len(one.subject)) == SUBJECT_BAD or not one.queue:
-                raise ValueError("bad subject or queue in MARKQ")
-        if (old, id) in self.marks:
+                raise ValueError("bad subject or queue in MSHIFT")
+        self.stage(old, new, id, shifts)
+
+    def on_mark_wanted(self, int new, int old, uint64_t id, uint32_t n_shifts):
+        """MARKQ. ValueError: it is not well-formed."""
+        cdef bytes frame = b"MARK %d %d\r\n" % (old, id)
+        cdef Leaving batch = self.leaving
+        cdef Mark mark = self.marks.get((old, id))
+        if mark is not None and (mark.is_asked or mark.new != new):
             raise ValueError("MARKQ twice for one move")
+        if n_shifts != (0 if mark is None else mark.n):
+            raise ValueError("MARKQ of other shifts than were sent")
         if old != self.mesh.shard:
-            self.mark(old, new, id, shifts)
+            self.mark(old, new, id)
             self.send(new, frame)
             self.send(old, frame)
             return
@@ -1134,7 +1448,7 @@ cdef class Moves:
             return
         batch.phase = PHASE_MARKING
         batch.marked |= <uint64_t>1 << old | <uint64_t>1 << new
-        self.mark(old, new, id, shifts)
+        self.mark(old, new, id)
         batch.set_takes(~batch.marked)
         self.send(new, frame)
         # (A link that has come back waits for the end of this move, which would wait for its mark. Of another one that
@@ -1143,6 +1457,19 @@ cdef class Moves:
             batch.end("a link between shards broke", True)
         else:
             batch.look_whether_marked()
+
+    def on_counted(self, int shard, int old, uint64_t id, uint32_t n):
+        """MDONE, of the old shard or of the new one. ValueError: there are not so many shifts."""
+        cdef Mark mark = self.marks.get((old, id))
+        if mark is None:
+            return
+        if shard == old and mark.state.less_from != NO_SHIFT:
+            mark.count(&mark.state.less_from, shard, -1, n)
+        elif shard == mark.new and mark.state.more_from != NO_SHIFT:
+            mark.count(&mark.state.more_from, shard, 1, n)
+            mark.is_open = False
+        mark.forget(ALL)
+        self.close_mark((old, id))
 
     def on_mark(self, int shard, int old, uint64_t id):
         """MARK."""
@@ -1168,13 +1495,11 @@ cdef class Moves:
         if shard == old:
             self.over[old] = max(self.over.get(old, 0), id)
             self.end_marks_before(old, id, is_counted)
-        if mark is not None and shard == old and mark.shifts_old:
-            mark.shifts_old = False
-            self.unshift(shard, mark.shifts, -1, is_counted)
+        if mark is not None and shard == old:
+            self.end_side(mark, &mark.state.less_from, shard, -1, is_counted)
         elif mark is not None and shard == mark.new:
-            if mark.shifts_new:
-                mark.shifts_new = False
-                self.unshift(shard, mark.shifts, 1, is_counted)
+            self.end_side(mark, &mark.state.more_from, shard, 1, is_counted)
+            mark.is_asked = True
             mark.is_open = False
         self.close_mark((old, id))
         if is_counted:
@@ -1191,77 +1516,78 @@ cdef class Moves:
         cdef Mark mark
         for key, item in list(self.marks.items()):
             mark = <Mark>item
-            if key[0] == old and key[1] < id and mark.shifts_old:
-                mark.shifts_old = False
-                self.unshift(old, mark.shifts, -1, is_counted)
+            if key[0] == old and key[1] < id and mark.state.less_from != NO_SHIFT:
+                self.end_side(mark, &mark.state.less_from, old, -1, is_counted)
                 self.close_mark(key)
         return 0
 
-    cdef int mark(self, int old, int new, uint64_t id, tuple shifts) except -1:
-        cdef Mark mark = Mark()
-        mark.new = new
-        mark.shifts = shifts
-        # (Where its link has ended, or it has said that this is over, the counts that it tells are without them.)
-        mark.shifts_old = old != self.mesh.shard and (self.mesh.up >> old) & 1 and id > self.over.get(old, 0)
-        mark.shifts_new = new != self.mesh.shard
-        mark.is_open = True
-        self.marks[old, id] = mark
-        if mark.shifts_old:
-            self.shift(old, shifts, -1)
-        if mark.shifts_new:
-            self.shift(new, shifts, 1)
+    cdef int end_side(self, Mark mark, uint32_t *cursor, int shard, int sign, bint is_counted) except -1:
+        """The shard's own counts have all its shifts from now on (is_counted), or never will."""
+        if cursor[0] == NO_SHIFT:
+            return 0
+        if is_counted:
+            mark.count(cursor, shard, sign, mark.n - cursor[0])
+            cursor[0] = NO_SHIFT
+        else:
+            mark.change(cursor, shard, NO_SHIFT, self.slice_subs, True)
         return 0
+
+    cdef Mark mark_of(self, int old, int new, uint64_t id):
+        cdef Mark mark = self.marks.get((old, id))
+        if mark is None:
+            mark = self.marks[old, id] = Mark()
+            mark.new = new
+            mark.state.old = old
+            mark.state.new = new
+        return mark
+
+    cdef int stage(self, int old, int new, uint64_t id, tuple shifts) except -1:
+        """These hold from the mark on."""
+        cdef Mark mark = self.mark_of(old, new, id)
+        for one in shifts:
+            mark.add(<Sublist>self.mesh.account(one.account), one.subject, one.queue, one.members,
+                     new != self.mesh.shard)
+        return 0
+
+    cdef Mark mark(self, int old, int new, uint64_t id):
+        cdef Mark mark = self.mark_of(old, new, id)
+        # (Where its link has ended, or it has said that this is over, the counts that it tells are without them.)
+        cdef bint is_old = old != self.mesh.shard and (self.mesh.up >> old) & 1 and id > self.over.get(old, 0)
+        mark.is_asked = mark.is_open = True
+        if is_old:
+            mark.change(&mark.state.less_from, old, 0, self.slice_subs, False)
+        if new != self.mesh.shard:
+            mark.change(&mark.state.more_from, new, 0, self.slice_subs, not is_old)
+        else:
+            mark.state.more_from = 0   # (they are not counted yet)
+        return mark
+
+    cdef int close_own(self, tuple key) except -1:
+        """This shard, the new one, has counted them, or never will."""
+        cdef Mark mark = self.marks.get(key)
+        if mark is not None:
+            mark.is_asked = True
+            mark.state.more_from = NO_SHIFT
+        return self.close_mark(key)
 
     cdef int close_mark(self, tuple key) except -1:
         """Forget the mark if nothing is left of it; who waited for its end goes on."""
         cdef Mark mark = self.marks.get(key)
+        cdef Forgetting forgetting
         if mark is not None:
             if mark.new == self.mesh.shard:
                 mark.is_open = False
-            if not (mark.is_open or mark.shifts_old or mark.shifts_new):
+            if mark.is_asked and not mark.is_open and mark.state.less_from == mark.state.more_from == NO_SHIFT:
                 del self.marks[key]
+                forgetting = Forgetting()
+                forgetting.mark = mark
+                self.do_or_put_off(forgetting)
         if self.leaving is not None and (mark is None or not mark.is_open):
             self.leaving.open.discard(key)
             self.leaving.look_whether_ready()
         return 0
 
     # ---- counts of queue members
-
-    cdef int shift(self, int shard, tuple shifts, int sign) except -1:
-        for one in shifts:
-            key = (shard, one.account, one.subject, one.queue)
-            by, times = self.shifted.get(key, (0, 0))
-            if times == 0:
-                self.told[key] = self.remote_members(key)
-            self.shifted[key] = (by + sign * <object>one.members, times + 1)
-            self.apply(key)
-        self.mesh.has_shifts = bool(self.shifted)
-        return 0
-
-    cdef int unshift(self, int shard, tuple shifts, int sign, bint is_counted) except -1:
-        """The shard's own counts have them from now on (is_counted), or never will."""
-        for one in shifts:
-            key = (shard, one.account, one.subject, one.queue)
-            by, times = self.shifted[key]
-            self.shifted[key] = (by - sign * <object>one.members, times - 1)
-            if is_counted:
-                self.told[key] += sign * <object>one.members
-            self.apply(key)
-            if times == 1:
-                del self.shifted[key], self.told[key]
-        self.mesh.has_shifts = bool(self.shifted)
-        return 0
-
-    cdef int apply(self, tuple key) except -1:
-        cdef bytes subject = key[2]
-        cdef bytes queue = key[3]
-        cdef bytes padded = subject + bytes(SLACK)
-        cdef bytes padded_queue = queue + bytes(SLACK)
-        cdef Sublist sublist = self.mesh.account(key[1])
-        if not sublist.set_remote_queue(key[0], <const uint8_t *>padded, len(subject), <const uint8_t *>padded_queue,
-                                        len(queue), bounded(self.told[key] + self.shifted[key][0])):
-            raise MemoryError
-        return 0
 
     def remote_members(self, tuple key not None) -> int:
         """How many members of a queue group a sibling has as far as this shard knows: (shard, account, subject,
@@ -1271,14 +1597,6 @@ cdef class Moves:
         cdef bytes padded = subject + bytes(SLACK)
         return (<Sublist>self.mesh.account(key[1])).remote_members(key[0], <const uint8_t *>padded, len(subject),
                                                                    queue, len(queue))
-
-    def on_count(self, int shard, bytes account, bytes subject, bytes queue, uint32_t members) -> int:
-        """A sibling tells its count of queue members while it may be shifted; returns what holds here."""
-        key = (shard, account, subject, queue)
-        if key not in self.told:
-            return members
-        self.told[key] = members
-        return bounded(members + self.shifted[key][0])
 
     # ---- links
 
@@ -1298,7 +1616,7 @@ cdef class Moves:
     def is_busy(self) -> bool:
         """Whether a link that joined now would disturb a move."""
         return (self.leaving is not None and self.leaving.phase <= PHASE_ENDING) \
-            or any([(<Arriving>one).phase <= PHASE_MARKING for one in self.arriving.values()])
+            or any([(<Arriving>one).phase <= PHASE_ENDING for one in self.arriving.values()])
 
     def defers(self, Peer link not None, int shard) -> bool:
         """A link is about to join. True: it is held, and joins when the moves of this shard are over.
@@ -1311,6 +1629,11 @@ cdef class Moves:
         for batch in list(self.arriving.values()):
             if (<Arriving>batch).phase == PHASE_MARKING and (<Arriving>batch).broken & bit:
                 (<Arriving>batch).end("a link between shards broke", True)
+        if self.leaving is not None and self.leaving.phase == PHASE_PREPARING and self.leaving.has_begun:
+            self.stop()   # (it has many subscriptions, and the link would wait for long)
+        for batch in list(self.arriving.values()):
+            if (<Arriving>batch).phase == PHASE_PREPARING and not (<Arriving>batch).part_is_last():
+                (<Arriving>batch).end("a link between shards is about to join", False)
         if not self.is_busy:
             return False
         link.holds |= HOLD_MOVE
@@ -1351,13 +1674,12 @@ cdef class Moves:
         for key, item in list(self.marks.items()):
             mark = <Mark>item
             if key[0] == shard:
-                mark.shifts_old = False
+                mark.state.less_from = NO_SHIFT
             if mark.new == shard:
-                mark.shifts_new = mark.is_open = False
+                mark.state.more_from = NO_SHIFT
+                mark.is_open = False
+                mark.is_asked = True
             self.close_mark(key)
-        for key in [key for key in self.shifted if key[0] == shard]:
-            del self.shifted[key], self.told[key]
-        self.mesh.has_shifts = bool(self.shifted)
         if self.leaving is not None:
             if self.leaving.new == shard:
                 self.leaving.end("the link to its new shard ended", True)

@@ -51,9 +51,14 @@ cdef enum RouteOpKind:
     ROUTE_INFO
     ROUTE_CONNECT
     ROUTE_MOVE
+    ROUTE_PART         # MPART
+    ROUTE_COUNT        # MCOUNT
+    ROUTE_NEXT         # MNEXT
     ROUTE_STOP         # MSTOP
-    ROUTE_ASK_MARK     # MARKQ
     ROUTE_MARK
+    ROUTE_SHIFT        # MSHIFT
+    ROUTE_ASK_MARK     # MARKQ
+    ROUTE_DONE         # MDONE
     ROUTE_MOVED
     ROUTE_TAKE         # RTAKE
     ROUTE_OWN          # ROWN
@@ -68,6 +73,7 @@ cdef enum:
     # Account, subject and reply (fanout.MOST_ADDRESS_BYTES), the queue names of one frame (fanout.MOST_NAME_BYTES, or
     # one of MOST_KEY_BYTES), numbers. With its verb a line must fit the read buffer, 262,144 bytes.
     MOST_ROUTE_LINE_BYTES = 261888
+    MOST_MOVE_BYTES = 16777216        # of what a frame about a move has behind its line
 
 # Pointers VALID UNTIL THE NEXT READ.
 ctypedef struct RouteOp:
@@ -139,3 +145,8 @@ cdef inline bint parse_plain_message(const uint8_t *data, size_t size, RouteOp *
 # RS+ or RS-; queue_size 0: plain interest; members 0: RS-; of SECOND_CHOICE the number is not told. False: refused.
 cdef bint write_interest(OutBuf *link, const uint8_t *account, size_t account_size, const uint8_t *subject, size_t size,
                          const uint8_t *queue, size_t queue_size, uint32_t members) noexcept
+
+
+# Whether a frame about a move has more behind its line.
+cdef inline bint has_words(RouteOpKind kind) noexcept nogil:
+    return kind <= ROUTE_COUNT or kind == ROUTE_SHIFT or kind == ROUTE_MOVED

@@ -129,7 +129,7 @@ cdef RouteOpKind parse_interest(const uint8_t *data, const uint8_t *args, const 
 
 cdef RouteOpKind parse_move(const uint8_t *data, const uint8_t *args, const uint8_t *end, RouteOp *op,
                             RouteOpKind kind) noexcept nogil:
-    """[<old>] <id> [<outcome>] [<size>]"""
+    """[<old>] <id> [<outcome or number>] [<size>]"""
     cdef Token tokens[4]
     cdef const uint8_t *after = NULL
     cdef bint single = True
@@ -140,10 +140,10 @@ cdef RouteOpKind parse_move(const uint8_t *data, const uint8_t *args, const uint
         return finish(op, ROUTE_BAD if end - args > MOST_ROUTE_LINE_BYTES else ROUTE_MORE)
     op.line_size = after - data
     op.size = op.members = 0
-    if n != (2 if kind == ROUTE_MOVE or kind == ROUTE_MARK else 1 if kind == ROUTE_STOP
-             else 3 if kind == ROUTE_ASK_MARK else 4):
+    if n != (2 if kind <= ROUTE_COUNT or kind == ROUTE_MARK else 1 if kind <= ROUTE_STOP
+             else 4 if kind == ROUTE_MOVED else 3):
         return finish(op, ROUTE_BAD)
-    if kind != ROUTE_MOVE and kind != ROUTE_STOP:
+    if kind >= ROUTE_MARK:
         number = parse_number(tokens[0])
         if number < 0 or number >= MOST_SHARDS:
             return finish(op, ROUTE_BAD)
@@ -151,15 +151,15 @@ cdef RouteOpKind parse_move(const uint8_t *data, const uint8_t *args, const uint
         at = 1
     if not parse_u64(tokens[at], &op.id):
         return finish(op, ROUTE_BAD)
-    if kind == ROUTE_MOVED:
+    if kind >= ROUTE_ASK_MARK:
         at += 1
         number = parse_number(tokens[at])
-        if number < 0 or number > 1:
+        if number < 0 or (kind == ROUTE_MOVED and number > 1):
             return finish(op, ROUTE_BAD)
         op.members = <uint32_t>number
-    if kind == ROUTE_MOVE or kind == ROUTE_ASK_MARK or kind == ROUTE_MOVED:
+    if has_words(kind):
         number = parse_number(tokens[at + 1])
-        if not 0 <= number <= <int64_t>MOST_PAYLOAD_BYTES:
+        if not 0 <= number <= <int64_t>MOST_MOVE_BYTES:
             return finish(op, ROUTE_BAD)
         op.size = <uint32_t>number
     return finish(op, kind)
@@ -308,8 +308,18 @@ cdef RouteOpKind parse_route_op(const uint8_t *data, size_t size, RouteOp *op) n
         kind, verb, verb_size = ROUTE_NONE, b'none ', 5
     elif data[0] == c'S':
         kind, verb, verb_size = ROUTE_SLOW, b'slow ', 5
+    elif data[0] == c'M' and data[1] == c'S' and data[2] == c'H':
+        kind, verb, verb_size = ROUTE_SHIFT, b'mshift ', 7
     elif data[0] == c'M' and data[1] == c'S':
         kind, verb, verb_size = ROUTE_STOP, b'mstop ', 6
+    elif data[0] == c'M' and data[1] == c'P':
+        kind, verb, verb_size = ROUTE_PART, b'mpart ', 6
+    elif data[0] == c'M' and data[1] == c'N':
+        kind, verb, verb_size = ROUTE_NEXT, b'mnext ', 6
+    elif data[0] == c'M' and data[1] == c'C':
+        kind, verb, verb_size = ROUTE_COUNT, b'mcount ', 7
+    elif data[0] == c'M' and data[1] == c'D':
+        kind, verb, verb_size = ROUTE_DONE, b'mdone ', 6
     elif data[0] == c'M' and data[1] == c'A' and data[4] == c'Q':
         kind, verb, verb_size = ROUTE_ASK_MARK, b'markq ', 6
     elif data[0] == c'M' and data[1] == c'A':
@@ -392,7 +402,8 @@ def parse_route(bytes data not None) -> dict:
              ROUTE_UNSUB: "UNSUB", ROUTE_QUEUE_ACK: "QUEUE_ACK", ROUTE_QUEUE_NAK: "QUEUE_NAK",
              ROUTE_SLOW: "SLOW", ROUTE_NONE: "NONE",
              ROUTE_MOVE: "MOVE", ROUTE_STOP: "STOP", ROUTE_ASK_MARK: "ASK_MARK", ROUTE_MARK: "MARK",
-             ROUTE_MOVED: "MOVED", ROUTE_TAKE: "TAKE", ROUTE_OWN: "OWN", ROUTE_GOES: "GOES", ROUTE_DROP: "DROP",
+             ROUTE_MOVED: "MOVED", ROUTE_PART: "PART", ROUTE_NEXT: "NEXT", ROUTE_SHIFT: "SHIFT", ROUTE_COUNT: "COUNT",
+             ROUTE_DONE: "DONE", ROUTE_TAKE: "TAKE", ROUTE_OWN: "OWN", ROUTE_GOES: "GOES", ROUTE_DROP: "DROP",
              ROUTE_DUE: "DUE",
              ROUTE_ASK: "ASK", ROUTE_QUEUE_END: "QUEUE_END", ROUTE_PING: "PING", ROUTE_PONG: "PONG",
              ROUTE_INFO: "INFO", ROUTE_CONNECT: "CONNECT", ROUTE_ERR: "ERR", ROUTE_BAD: "BAD"}
@@ -414,10 +425,12 @@ def parse_route(bytes data not None) -> dict:
         found["members"] = op.members
     if ROUTE_MOVE <= kind <= ROUTE_MOVED:
         found.update(id=op.id, size=op.size, line_size=op.line_size)
-        if kind != ROUTE_MOVE and kind != ROUTE_STOP:
+        if kind >= ROUTE_MARK:
             found["old_shard"] = op.old_shard
         if kind == ROUTE_MOVED:
             found["outcome"] = op.members
+        elif kind >= ROUTE_ASK_MARK:
+            found["shifts"] = op.members
     if ROUTE_TAKE <= kind <= ROUTE_DUE:
         found.update(prefix=op.subject.at[:op.subject.size], line_size=op.line_size)
         if kind == ROUTE_TAKE or kind == ROUTE_OWN:

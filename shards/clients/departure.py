@@ -35,8 +35,8 @@ class Mover(Protocol):
     def move(self, clients: int, within_s: float, /) -> None:
         """Move so many clients within that time, unless some are being moved."""
 
-    def stop(self) -> None:
-        """Begin to move no more."""
+    def stop(self) -> str:
+        """Begin to move no more; why those that were tried last could not move, or ""."""
 
     def hand_over(self) -> None:
         """No client is left here: have another shard pass on the replies that are due to those that have moved."""
@@ -115,10 +115,11 @@ class Departure:
         if left_s > 0:
             mover.move(len(self._clients.open), left_s)
             return
-        mover.stop()
+        why = mover.stop()
         self._is_moving = False
         if self._clients.open:
-            logger.info("Leaving: %d clients did not move, and are told", len(self._clients.open))
+            why = f": {why}" if why else ""
+            logger.info("Leaving: %d clients did not move, and are told%s", len(self._clients.open), why)
         self._clients.announce_departure()
 
     def _begin_to_close(self) -> None:

@@ -16,7 +16,7 @@ from gnatswarm.broker.frozen import MOST_RECORD_BYTES, Count, FrozenClient, Reco
 from gnatswarm.shards.sockets.frozen_socket import FrozenSocket
 
 # Increased with every change of a field, or of what one means; of the engine's record and the socket's too.
-CLIENT_RECORD_VERSION = 4
+CLIENT_RECORD_VERSION = 5
 _VERSION = CLIENT_RECORD_VERSION.to_bytes(2, "big")
 
 T = TypeVar("T")

@@ -44,9 +44,10 @@ PATIENCE_S = 3.0
 AGAIN_S = 0.05
 # Then those that are left are looked at anew, by the rules that hold by then.
 NAMED_WITHIN_S = 30.0
-# Clients looked at in one turn, some 3 µs each: others of this shard wait for that. None behind so many subscriptions.
+# Clients looked at in one turn, some 3 µs each: others of this shard wait for that.
 LOOK_AT = 8
-LOOK_AT_SUBSCRIPTIONS = 10_000
+# … in one line of the log.
+MOST_REASONS = 8
 
 
 class Departures:
@@ -85,6 +86,11 @@ class Departures:
     def is_under_way(self) -> bool:
         """Whether clients are being moved, other than those that go where a rule says."""
         return self._next_journey is not None or (self._on_done is not None and self._named is None)
+
+    @property
+    def reasons(self) -> dict[str, int]:
+        """Why clients could not move when they were last looked at, with their number."""
+        return dict(self._stay)
 
     @property
     def still_to_go(self) -> int:
@@ -227,7 +233,6 @@ class Departures:
         if not self._looked_at:
             self._stay.clear()
             self._may_follow = False
-        subscriptions = 0
         for _ in range(LOOK_AT):
             if len(self._chosen) == most:
                 return True
@@ -247,9 +252,6 @@ class Departures:
                 self._stay[why] += 1
             else:
                 self._chosen.append(session)
-            subscriptions += session.connection.subscriptions
-            if subscriptions > LOOK_AT_SUBSCRIPTIONS:
-                break
         return True
 
     def _look_for_named(self, cids: deque[int]) -> None:
@@ -390,6 +392,7 @@ class ToOthers:
         self._prefixes = prefixes
         self._to = to
         self._is_moving = False
+        self._stay: dict[str, int] = {}
         prefixes.is_leaving = True
 
     def move(self, clients: int, within_s: float) -> None:
@@ -406,10 +409,13 @@ class ToOthers:
 
     def _on_moved(self, moved: int, stay: dict[str, int]) -> None:
         self._is_moving = False
+        self._stay = stay or self._stay
 
-    def stop(self) -> None:
-        """Begin to move no more."""
+    def stop(self) -> str:
+        """Begin to move no more; why those that were tried last could not move, or ""."""
         self._departures.cancel()
+        stay = self._departures.reasons or self._stay
+        return "; ".join(f"{n}: {why}" for why, n in sorted(stay.items())[:MOST_REASONS])
 
     def hand_over(self) -> None:
         """Have another shard pass on the replies that are due."""

@@ -242,8 +242,8 @@ def test_a_truncated_record_is_refused(size):
 
 def test_a_record_of_another_version_is_refused():
     data = records.encoded(a_record())
-    with pytest.raises(RecordRefused, match="of version 5; this broker understands version 4"):
-        records.decoded(b"\0\5" + data[2:])
+    with pytest.raises(RecordRefused, match="of version 6; this broker understands version 5"):
+        records.decoded(b"\0\6" + data[2:])
 
 
 def test_an_oversized_record_is_refused_unseen(monkeypatch):

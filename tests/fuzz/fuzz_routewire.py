@@ -32,9 +32,10 @@ def frame(rng: random.Random) -> bytes:
                 words = [b"NONE", b"$G", subject, *rng.choice([[], [b"r"], [b"r", b"r"]])]
         case 5:
             number = rng.choice([b"1", b"18446744073709551615", b"99999999999999999999999", b"", b"-1"])
-            words = [rng.choice([b"QACK", b"QNAK", b"QASK", b"MSTOP"]), number]
+            words = [rng.choice([b"QACK", b"QNAK", b"QASK", b"MSTOP", b"MNEXT"]), number]
         case 6:
-            verb, most = rng.choice([(b"MOVE", 2), (b"MARKQ", 3), (b"MARK", 2), (b"MOVED", 4)])
+            two, three = (b"MOVE", b"MPART", b"MCOUNT", b"MARK"), (b"MSHIFT", b"MARKQ", b"MDONE")
+            verb, most = rng.choice([*((one, 2) for one in two), *((one, 3) for one in three), (b"MOVED", 4)])
             words = [verb, *rng.choices([b"0", b"1", b"2", b"7", b"64", b"70000000"], k=rng.randint(1, most))]
         case 7:
             verb = rng.choice([b"RTAKE", b"ROWN", b"RGOES", b"RDROP", b"RDUE"])

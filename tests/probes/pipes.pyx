@@ -11,8 +11,8 @@ from gnatswarm.broker.outbuf cimport out_pending
 from gnatswarm.probes.engine cimport Probe, ProbeSocket
 
 # What stands in front of a payload, whose size is the last word of the line.
-cdef tuple WITH_PAYLOAD = (b"RMSG", b"HMSG", b"XMSG", b"XHMG", b"QMSG", b"QHMG", b"XQMG", b"XQHG", b"MOVE ", b"MARKQ",
-                           b"MOVED", b"RDUE ")
+cdef tuple WITH_PAYLOAD = (b"RMSG", b"HMSG", b"XMSG", b"XHMG", b"QMSG", b"QHMG", b"XQMG", b"XQHG", b"MOVE ", b"MPART",
+                           b"MCOUN", b"MSHIF", b"MOVED", b"RDUE ")
 
 
 cdef class FrameReader:

@@ -557,6 +557,7 @@ class Process:
         swarm.by_boot_id[self.peer.boot_id] = self
         self.links.moves.host = self.host = MoveHost(self)
         self.links.moves.slice_subs = 1 + (number + start) % 3  # clients here have few subscriptions
+        self.links.moves.window = 1 + (number + start) % 2  # … and their offers few parts
         self.departures = Departures(self.loop, self.clients, self.links.moves)  # type: ignore[arg-type]
         self.departures.host = self.host  # type: ignore[assignment]
         self.tell_router(control.Linked(self.peer.path))

@@ -25,7 +25,14 @@ WORDS += [
     b"| ",
     b"+ ",
 ]
-WORDS += [b"MOVE 7 5\r\n", b"MSTOP 7\r\n", b"MARKQ 1 7 1\r\n\x90\r\n", b"MARK 1 7\r\n", b"MOVED 1 7 0 0\r\n\r\n"]
+WORDS += [b"MOVE 7 5\r\n", b"MPART 7 5\r\n", b"MNEXT 7\r\n", b"MCOUNT 7 5\r\n", b"MSTOP 7\r\n"]
+WORDS += [
+    b"MSHIFT 1 7 1\r\n\x90\r\n",
+    b"MARKQ 1 7 0\r\n",
+    b"MARK 1 7\r\n",
+    b"MDONE 1 7 1\r\n",
+    b"MOVED 1 7 0 0\r\n\r\n",
+]
 WORDS += [b"RTAKE _R_.00AAAAAAAA. 1\r\n", b"ROWN _R_.00AAAAAAAA. 1\r\n", b"RGOES _R_.00AAAAAAAA. 1\r\n"]
 WORDS += [b"RDROP _R_.00AAAAAAAA.\r\n", b"RDUE _R_.00AAAAAAAA. 1 1\r\n\x90\r\n"]
 WORDS += [b"QACK ", b"QNAK ", b"QASK ", b"QEND 1 $G a q", b"INFO {}", b"CONNECT {}", b"PONG\r\n"]

@@ -158,8 +158,9 @@ class Mover:
     def move(self, clients: int, within_s: float) -> None:
         self.said.append((f"move {clients}", self.clock.now_s))
 
-    def stop(self) -> None:
+    def stop(self) -> str:
         self.said.append(("stop", self.clock.now_s))
+        return "1: it has a reason"
 
     def hand_over(self) -> None:
         self.said.append(("hand over", self.clock.now_s))

@@ -130,11 +130,11 @@ class World:
         self.advance(0)
 
 
-@pytest.mark.parametrize(("subscriptions", "each"), [(40_000, 1), (30_000, 2), (65_536, 1), (1, BATCH_CLIENTS)])
+@pytest.mark.parametrize(("subscriptions", "each"), [(3000, 1), (2000, 2), (100_000, 1), (1, BATCH_CLIENTS)])
 def test_no_more_are_looked_at_for_a_batch_than_their_subscriptions_let_in(
     monkeypatch: pytest.MonkeyPatch, subscriptions: int, each: int
 ) -> None:
-    """Looking at one takes as long as it has subscriptions, and others would be looked at anew for each batch."""
+    """Others would be looked at anew for each batch."""
     monkeypatch.setattr(Connection, "subscriptions", subscriptions)
     world = World(24)
     assert world.begin({1: 24}, within_s=10_000.0)
@@ -196,9 +196,9 @@ def test_a_batch_that_waits_too_long_is_stopped_and_its_clients_are_tried_again(
 
 
 def test_clients_with_many_subscriptions_have_more_time() -> None:
-    world = World(2)
-    world.open[1].connection.subscriptions = 50_000
-    world.begin({1: 2}, within_s=60.0)
+    world = World(1)
+    world.open[0].connection.subscriptions = 50_000
+    world.begin({1: 1}, within_s=60.0)
     world.advance(STOP_AFTER_S + 5.0)
     assert world.n_stopped == 0
     world.advance(10.0)
