@@ -78,6 +78,7 @@ SITUATIONS = {
     "… in turns": "imports reloaded in turns",
     "one destination of a weighted mapping": "weighted mapping to a",
     "the other destination": "weighted mapping to a.b",
+    "… at another server": "weighted mapping, at another server",
     "answer of several": "answer to be followed",
     "link broke": "link break",
     "all clients of a shard held": "hole",

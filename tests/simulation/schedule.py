@@ -115,6 +115,7 @@ SHARE_WITH_ROUTERS = 0.3
 # `fence: cluster`, in half with rests of those that tell interest.
 SHARE_WITH_SERVERS = 0.35
 SHARE_WITH_RESTS = 0.5
+SHARE_MAPPED = 0.6  # of those with a weighted mapping, of which some have other servers
 SERVERS = {"there": 10, "over": 10, "dial": 2, "hang": 1, "fell": 1, "settle": 2, "ping": 2, "pub": 2, "request": 1}
 SERVER_STEPS = (
     "serve",
@@ -541,7 +542,9 @@ def with_later_features(seed: int, schedule: Schedule) -> Schedule:
         for kind in rng.choices(("request", "answer", "answer", "settle"), k=rng.randint(4, 40)):
             steps.insert(rng.randrange(len(steps) + 1), drawn_step(rng, kind))
     schedule = replace(schedule, steps=tuple(steps), features=(*schedule.features, *features))
-    if schedule.has("third") or schedule.has("weighted"):
+    if schedule.has("third"):  # (servers do not tell each other what has come from another account)
+        return schedule
+    if schedule.has("weighted") and random.Random(f"mapped {seed}").random() >= SHARE_MAPPED:
         return schedule
     return with_servers(seed, schedule)
 

@@ -385,11 +385,15 @@ class Server:
         told = [*self.heard_queues, *(key[1:] for key in self.heard_queues_apart if key[0] != self.origin)]
         return any((whose, name) == (account, queue) and matches(one, subject) for whose, one, name in told)
 
-    def frames_of(self, subject: str) -> tuple[View, ...]:
+    def frames_of(self, message: Message) -> tuple[View, ...]:
         """What its user publishes, in each account in which it sends it: a leaf node follows no imports."""
+        subject = message.subject
         if self.kind != "route" or subject.startswith("_R_"):
             return (View(self.account, subject, is_across=False),)
-        return self.servers.tenants.views(self.account, subject)
+        to = self.servers.tenants.mapped(self.account, subject)
+        if len(to) > 1:  # a member chooses itself
+            message.chosen = self.servers.dice.choice(to)
+        return self.servers.tenants.views(self.account, subject, message.chosen)
 
     def seen_as(self, account: str, subject: str) -> str:
         """What its user sees of something in this account; "": nothing."""
@@ -588,6 +592,7 @@ class Server:
         assert is_answer or self.servers.is_of(message, account, subject, self), (
             f"{message} came as {account} {subject}"
         )
+        self.note_destination(message, account, subject)
         if reply.startswith("_R_"):
             assert self.wants_ours(account, reply), f"{message}: nobody has told that answers to {reply} are wanted"
         seen = self.seen_as(account, subject)
@@ -633,6 +638,17 @@ class Server:
                 self.send_on(message, account, subject, queue, body, header_size, f"{been},{whose}".strip(","))
         if reply:
             self.to_answer.append((reply, number))
+
+    def note_destination(self, message: Message, account: str, subject: str) -> None:
+        """Note to which destination of a weighted mapping a message went: to the same for everybody."""
+        to = self.servers.tenants.mapped(message.account, message.subject)
+        if len(to) > 1 and not message.crosses_reload:
+            heard = self.servers.tenants.heard
+            found = [one for one in to if heard(View("A", one, is_across=False), account) == subject]
+            assert found, f"{message} came as {account} {subject}"
+            assert message.chosen in ("", found[0]), f"{message} went to {message.chosen}, and to {found[0]}"
+            message.chosen = found[0]
+            self.servers.seen["weighted mapping, at another server"] += 1
 
     def check_header(self, message: Message, header: bytes) -> None:
         """It has the header with which it was published, but for who traces it: that is told to no other server."""
@@ -952,10 +968,10 @@ class Servers:
             message.header = header_from_outside(message.number)
             self.seen["message from another server that asks for a trace"] += 1
         body = message.header + (b"%d" % message.number).ljust(size)
-        frames = server.frames_of(subject)
+        frames = server.frames_of(message)
         if server.kind != "route":  # (the choice in other accounts is ours)
             message.is_of_leaf = True
-            others = self.tenants.views(server.account, subject)[1:]
+            others = [view for view in self.tenants.views(server.account, subject) if view.is_across]
             groups = {*QUEUES, *(sub.queue for sub in self.subscriptions if sub.queue)}
             message.named |= {(view.account, queue) for view in others for queue in groups}
         for view in frames:
