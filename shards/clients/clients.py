@@ -786,9 +786,14 @@ class Clients:
         for session in reversed(list(self.open.values())):
             if not session.connection.is_moving:
                 self._close_surplus_of_account(session)
+        self._forget_rights()
         told, self._on_reloaded = self._on_reloaded, []
         for on_done in told:  # (who called reload() may have more to do)
             asyncio.get_running_loop().call_soon(on_done)
+
+    def _forget_rights(self) -> None:
+        if not self._reload_later and not self._unchecked:
+            self.rights.all_follow()
 
     def _note_reload(self, session: ClientSession, *, listens: bool) -> None:
         """While it moves its subscriptions stay as they were announced: other shards count with them."""
@@ -832,6 +837,7 @@ class Clients:
         if is_listener is None or session is None:
             return
         self._readmit(session)
+        self._forget_rights()
         if is_listener:
             self._listen_anew(session)
         self._close_surplus_of_account(session)

@@ -31,7 +31,13 @@ class Rights:
         # By id() of the option struct, which lives as long as this object; compared by value only once, with `before`.
         self._compiled: dict[int, tuple[PermissionOptions, Permissions]] = {}
         self._digests: dict[int, tuple[PermissionOptions, bytes]] = {}
-        self._before = dict(before._compiled.values()) if before is not None else {}
+        self._before: dict[PermissionOptions, Permissions] = {}
+        if before is not None:  # (what that one has not come to has the rights before it)
+            self._before = before._before | dict(before._compiled.values())
+
+    def all_follow(self) -> None:
+        """Every client has these rights now: earlier ones are forgotten."""
+        self._before.clear()
 
     def permissions(self, wanted: PermissionOptions | None) -> Permissions | None:
         """The compiled permissions; None: everything is allowed."""

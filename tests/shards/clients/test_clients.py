@@ -439,6 +439,28 @@ async def test_a_reload_looks_at_clients_in_turns_and_is_done_behind_the_last(mo
         house.close()
 
 
+async def test_who_may_answer_may_do_so_after_two_reloads_of_which_one_overtakes_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The rights of the responder are what they were; the first reload had not come to it when the second began."""
+    monkeypatch.setattr("gnatswarm.shards.clients.clients.RELOADED_AT_ONCE", 1)
+    rights = Permissions(publish_allow=("x",), responses=-1, responses_expire_s=0.0)
+    house = OneShard(users("a", "b", b=rights))
+    done: list[bool] = []
+    try:
+        asker, responder = [await entered(house, user) for user in "ab"]
+        assert await asker.talk(b"SUB r 2\r\nPUB s.b r 0\r\n\r\nPING\r\n") == b"PONG\r\n"
+        assert await responder.wait(b"\r\n\r\n") == b"MSG s.b 1 r 0\r\n\r\n"
+        for _ in range(2):
+            house.shard.reload(users("a", "b", "c", b=rights), lambda: done.append(True))
+        await until(lambda: len(done) == 2)
+        assert await responder.talk(b"PUB r 2\r\nhi\r\nPING\r\n") == b"PONG\r\n"
+        assert await asker.wait(b"hi\r\n") == b"MSG r 2 2\r\nhi\r\n"
+        assert not house.shard.clients.rights._before  # and nothing of earlier rights is kept
+    finally:
+        house.close()
+
+
 async def test_max_connections_of_a_reload_holds_when_its_turns_are_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gnatswarm.shards.clients.clients.RELOADED_AT_ONCE", 1)
     house = OneShard(Options())
