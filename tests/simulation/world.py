@@ -1212,9 +1212,7 @@ class World:
         clients = [one for one in present if (one.account, one.user) == which]
         for one in present:
             assert isinstance(one.client.session, Login)
-            if one in clients and not (
-                one.is_read and one.moves_since == NEVER and not one.client.connection.is_ending
-            ):
+            if one.client.connection.is_ending or (one in clients and not one.is_read):
                 return
             if one.moves_since != NEVER or one.is_on_its_way or one.client.session._entering is not None:
                 return  # (its rights are read when it arrives, or enters)
@@ -1222,8 +1220,11 @@ class World:
         for process in self.swarm.alive:
             if process.gateway is None:
                 self.owner_of(process).reload(self.options_with_users())
-        for one in clients:
+        for one in present:
             assert isinstance(one.client.session, Login)
+            if one not in clients:
+                self.owner_of(one.process).readmit(one.client.session)
+                continue
             one.rights = rights
             one.reads.clear()
             self.history.rights[one.number].append((self.now, rights))
