@@ -37,7 +37,7 @@ from gnatswarm.router.supervision.record import (
 from gnatswarm.router.supervision.runtime_files import RuntimeFiles
 from gnatswarm.router.supervision.supervision import ShardState
 from gnatswarm.shards.boundary import linkdir
-from gnatswarm.shards.boundary.control import GATEWAY_NUMBER
+from gnatswarm.shards.boundary.control import GATEWAY_NUMBER, encode
 from gnatswarm.shards.boundary.page import Page
 
 if TYPE_CHECKING:
@@ -276,11 +276,12 @@ class SupervisedBroker:
 
     def tell_all(self, message: ControlMessage) -> None:
         """Send this message to every shard that has a process, to the gateway, and to relays."""
+        encoded = encode(message)  # options may have megabytes
         for shard in self.members:
             if shard.process is not None:
-                shard.process.send(message)
+                shard.process.send_encoded(encoded)
         for relay in self.relays:
-            relay.process.send(message)
+            relay.process.send_encoded(encoded)
 
     def adopt(self, options: Options) -> None:
         """Replace the options, for the router and for shards that start from now on."""

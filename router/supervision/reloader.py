@@ -168,6 +168,7 @@ class Reloader:
                 log.error("Failed to reload server configuration: config %s", line)
             return ReloadOutcome(tuple(reloaded.refused))
         problems: list[str] = []
+        read = options
         for change in reloaded.live:
             log.info("Reloaded: %s", change)
         if old.logging != options.logging:
@@ -202,7 +203,8 @@ class Reloader:
         for problem in self._warnings():
             log.warning("Reload: %s", problem)
             problems.append(problem)
-        return ReloadOutcome(answer=ReloadAnswer(diff(old, self._broker.options).live, tuple(problems)))
+        changes = reloaded.live if self._broker.options is read else diff(old, self._broker.options).live
+        return ReloadOutcome(answer=ReloadAnswer(changes, tuple(problems)))
 
 
 async def _in_thread(read: Callable[[], Options]) -> Options:

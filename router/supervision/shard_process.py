@@ -170,6 +170,11 @@ class ShardProcess:
         if self._channel is not None:
             self._channel.send(message)
 
+    def send_encoded(self, encoded: bytes) -> None:
+        """Send what `control.encode` has returned, if the channel is still open."""
+        if self._channel is not None:
+            self._channel.send_encoded(encoded)
+
     def kill(self) -> None:
         """Send SIGKILL; does nothing once it was reaped."""
         if self.pid and not self._is_gone:

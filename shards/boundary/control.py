@@ -503,9 +503,14 @@ class Channel:
 
     def send(self, message: ControlMessage) -> None:
         """Queue one message. Does nothing after the end of the channel, which on_closed has reported."""
+        if not self._is_closed:
+            self.send_encoded(encode(message))
+
+    def send_encoded(self, encoded: bytes) -> None:
+        """As send(), for what `encode` has returned: one that many are told is encoded, and kept, once."""
         if self._is_closed:
             return
-        frame = memoryview(encode(message))
+        frame = memoryview(encoded)
         if self._pending_bytes + len(frame) > MAX_PENDING_BYTES:
             self._finish_soon(ControlError(f"the other end left {self._pending_bytes} bytes unread"))
             return
