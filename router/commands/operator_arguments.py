@@ -34,6 +34,8 @@ class OperatorArguments(NamedTuple):
 def operator_arguments(line: CommandLine, program: str) -> OperatorArguments:
     """Parse the words of a command line, with flags before or after the command; BadCommandLine for an error."""
     command, *rest = line.words
+    if command == "upgrade" and "" in rest:
+        raise BadCommandLine(f"upgrade: which program? it is empty (without one: {program} upgrade)")
     count = rest.pop(0) if command == "scale" and rest and not rest[0].startswith("-") else ""
     subject = rest.pop(0) if command == "why" and rest and not rest[0].startswith("-") else ""
     tls_within_s, finishes = _about_tls(command, rest)
@@ -60,6 +62,8 @@ def operator_arguments(line: CommandLine, program: str) -> OperatorArguments:
     if values.get("json") and command not in WITH_JSON:
         raise BadCommandLine(f"{command}: --json is for {' and '.join(WITH_JSON)}")
     port = values.get("p")
+    if values.get("P") == "":  # a script's empty variable must not choose whichever broker there is
+        raise BadCommandLine(f"{command}: --pid is empty: which broker?")
     return OperatorArguments(
         command,
         shards,

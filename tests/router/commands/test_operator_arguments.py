@@ -32,6 +32,9 @@ def test_how_long_and_whether_to_end_it(words: list[str], within_s: float, finis
         (["restart", "--tls-within", "10"], 'missing unit in duration "10"'),
         (["restart", "--tls-within", "-1s"], "cannot be negative"),
         (["upgrade", "--finish", "/bin/true"], "it takes no program"),
+        (["upgrade", ""], "which program"),
+        (["restart", "--pid", ""], "which broker"),
+        (["scale", "2", "-P", ""], "which broker"),
         (["scale", "2", "--finish"], "flag provided but not defined: -finish"),
     ],
 )
