@@ -71,13 +71,14 @@ _PER_SUBJECT = (
     ("subject_bytes_total", "counter", "Bytes of those messages.", "bytes"),
     ("subject_deliveries_total", "counter", "Deliveries of those messages.", "deliveries"),
 )
-# Per account and shard: a restarted shard begins at 0 again, and a sum over shards would hide that.
+# Per account and shard: a restarted shard begins at 0 again, and a sum over shards would hide that. What a client that
+# has moved did elsewhere is that shard's.
 _PER_ACCOUNT = (
     ("account_connections", "gauge", "Open client connections of an account.", "connections"),
-    ("account_received_messages_total", "counter", "Messages that its clients published.", "in_msgs"),
-    ("account_received_bytes_total", "counter", "Bytes of those messages.", "in_bytes"),
-    ("account_delivered_messages_total", "counter", "Messages delivered to its clients.", "out_msgs"),
-    ("account_delivered_bytes_total", "counter", "Bytes of those messages.", "out_bytes"),
+    ("account_received_messages_total", "counter", "Messages that its clients published.", "in_msgs_here"),
+    ("account_received_bytes_total", "counter", "Bytes of those messages.", "in_bytes_here"),
+    ("account_delivered_messages_total", "counter", "Messages delivered to its clients.", "out_msgs_here"),
+    ("account_delivered_bytes_total", "counter", "Bytes of those messages.", "out_bytes_here"),
     ("account_slow_consumers_total", "counter", "Its clients that were closed as slow consumers.", "slow_consumers"),
 )
 

@@ -372,6 +372,32 @@ class AccountRow(PageStruct):
     slow_consumers: int = 0
     unwanted_msgs: int = 0  # that nobody got, up to the end of the recorder's last window
     subscriptions: int = 0  # of its clients
+    # Of clients that have moved: what they had done when they left, less what they had done elsewhere when they came.
+    left_in_msgs: int = 0
+    left_in_bytes: int = 0
+    left_out_msgs: int = 0
+    left_out_bytes: int = 0
+
+    # What clients did on this shard, which is never less than before. The traffic above moves with a client.
+    @property
+    def in_msgs_here(self) -> int:
+        """Messages that came in on this shard."""
+        return self.in_msgs + self.left_in_msgs
+
+    @property
+    def in_bytes_here(self) -> int:
+        """Bytes of those messages."""
+        return self.in_bytes + self.left_in_bytes
+
+    @property
+    def out_msgs_here(self) -> int:
+        """Messages that went out from this shard."""
+        return self.out_msgs + self.left_out_msgs
+
+    @property
+    def out_bytes_here(self) -> int:
+        """Bytes of those messages."""
+        return self.out_bytes + self.left_out_bytes
 
 
 class AccountsPart(PageStruct):

@@ -379,7 +379,8 @@ class Clients:
             raise RecordRefused("it is being closed")
         relay = self.relay if session.has_tls_here else None
         ends = relay.make_pair() if relay is not None else None
-        self.passing.leave(connection_row(session, wall_offset_us()), new)
+        row = connection_row(session, wall_offset_us())
+        self.passing.leave(row, new)
         if relay is not None and ends is not None:
             layered: LayeredSocket = session.socket  # type: ignore[assignment]  # no other has TLS
             relay.take(str(session), layered.detach_tls(), ends[1])
@@ -387,6 +388,7 @@ class Clients:
         else:
             fd = session.socket.detach()
         del self.open[session.connection.cid]
+        self.closed.note_moved(row.account, row.in_msgs, row.in_bytes, row.out_msgs, row.out_bytes)
         self._untold.pop(session, None)
         self._unchecked.pop(session, None)
         self._reload_later.pop(session.connection.cid, None)
@@ -447,6 +449,8 @@ class Clients:
             self.census.take(session)
         self._page.take_connection(self._shard)
         self.open[cid] = session
+        came = moved.client
+        self.closed.note_moved(session.account, -came.in_msgs, -came.in_bytes, -came.out_msgs, -came.out_bytes)
         session.came_from, session.moved_us = old, time.time_ns() // 1000
         self.passing.come(cid, old, session.moved_us)
         self.census.stay(session, self.rights.most_connections(session.account))

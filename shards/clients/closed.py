@@ -56,6 +56,15 @@ class Closed:
         if session.reason in SLOW:
             self.slow.append(row)
 
+    def note_moved(self, account: str, in_msgs: int, in_bytes: int, out_msgs: int, out_bytes: int) -> None:
+        """A client with these counters goes on in another shard; with negative ones, it has come from another."""
+        if account:
+            row = self.by_account.setdefault(account, AccountRow(account))
+            row.left_in_msgs += in_msgs
+            row.left_in_bytes += in_bytes
+            row.left_out_msgs += out_msgs
+            row.left_out_bytes += out_bytes
+
 
 def wall_offset_us() -> int:
     """What to add to a monotonic time to get µs since 1970."""

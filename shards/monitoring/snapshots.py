@@ -295,8 +295,8 @@ class Snapshots:
         for at in range(0, len(sessions), STEP_ROWS):
             for session in sessions[at : at + STEP_ROWS]:
                 connection = session.connection
-                if session.reason or connection.cid in self._clients.open:  # else it has moved to another shard
-                    row = found.setdefault(session.account, rows.AccountRow(session.account))
+                row = found.setdefault(session.account, rows.AccountRow(session.account))
+                if session.reason or connection.cid in self._clients.open:
                     row.in_msgs += connection.in_msgs
                     row.in_bytes += connection.in_bytes
                     row.out_msgs += connection.out_msgs
@@ -304,6 +304,11 @@ class Snapshots:
                     if not session.reason:
                         row.connections += 1
                         row.subscriptions += connection.subscriptions
+                else:  # it has moved to another shard meanwhile
+                    row.left_in_msgs += connection.in_msgs
+                    row.left_in_bytes += connection.in_bytes
+                    row.left_out_msgs += connection.out_msgs
+                    row.left_out_bytes += connection.out_bytes
             await pace()
         accounts = list(found.values())
         for at in range(0, len(accounts), PART_ROWS):

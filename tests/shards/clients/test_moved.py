@@ -15,10 +15,13 @@ from gnatswarm.broker.freezer import freeze, thaw
 from gnatswarm.broker.frozen import RecordRefused
 from gnatswarm.broker.limits import Limits
 from gnatswarm.broker.options import Account, Options, Permissions, User, WebSocket
+from gnatswarm.shards.boundary.pace import Pace
+from gnatswarm.shards.boundary.rows import AccountRow, AccountsQuery
 from gnatswarm.shards.clients import moved as records
 from gnatswarm.shards.clients.closed import connection_row
 from gnatswarm.shards.clients.moved import FrozenSession, MovedClient
 from gnatswarm.shards.clients.session import ClientSession
+from gnatswarm.shards.monitoring.snapshots import Snapshots
 from tests.support.framed import BINARY, CLOSE, CONTINUATION, PING, deflated, frame, request
 from tests.support.one_shard import Client, OneShard
 from tests.support.turns import until
@@ -113,6 +116,36 @@ async def test_a_client_goes_on_with_all_that_it_was(two: Two, user: str, passwo
     assert two.here.page.connections == 1
     assert [count["accepted_sockets"] for count in counts] == [1, 0]
     client.close()
+
+
+async def test_what_an_account_did_on_a_shard_stays_there(two: Two) -> None:
+    """A counter of Prometheus that falls, or begins with what was done elsewhere, shows a rate that never was."""
+
+    async def here_and_there() -> list[tuple[int, ...]]:
+        found: list[tuple[int, ...]] = []
+        for one in (two.here, two.there):
+            shard = one.shard
+            snapshots = Snapshots(
+                channel=None,  # type: ignore[arg-type]
+                clients=shard.clients,
+                mesh=shard.mesh,
+                fanout=shard.fanout,
+            )
+            parts = [part async for part in snapshots._accounts(AccountsQuery(), Pace())]
+            row = next((row for part in parts for row in part.rows if row.name == "$G"), AccountRow("$G"))
+            found.append((row.in_msgs_here, row.in_bytes_here, row.out_msgs_here, row.out_bytes_here, row.in_msgs))
+        return found
+
+    client = await logged_in(two.here, "plain", "secret")
+    await client.talk(b"SUB a 7\r\nPUB a 2\r\nhi\r\nPUB a 2\r\nhi\r\nPING\r\n")
+    assert await here_and_there() == [(2, 4, 2, 4, 2), (0, 0, 0, 0, 0)]
+    two.move()
+    assert await here_and_there() == [(2, 4, 2, 4, 0), (0, 0, 0, 0, 2)]
+    await client.talk(b"PUB a 3\r\nyou\r\nPING\r\n")
+    assert await here_and_there() == [(2, 4, 2, 4, 0), (1, 3, 1, 3, 3)]
+    client.close()
+    await until(lambda: not two.there.shard.clients.open)
+    assert await here_and_there() == [(2, 4, 2, 4, 0), (1, 3, 1, 3, 3)]
 
 
 async def test_its_permissions_hold_there_and_a_reload_there_finds_its_password_right(two: Two) -> None:
