@@ -69,7 +69,7 @@ def stored_files(directory: str) -> dict[Path, os.stat_result]:
     """
     found = {}
     for path in Path(directory).absolute().rglob(LINES) if "://" not in directory else ():
-        with contextlib.suppress(FileNotFoundError):  # retention
+        with contextlib.suppress(OSError):  # retention; a directory that may not be read
             if not path.name.startswith(".") and path.is_file():
                 found[path] = path.stat()
     return found

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
 DEFAULT_PORT = 4222
@@ -33,7 +32,11 @@ def default_directory(port: int) -> str:
 
 def recorded_ports(below: str = "") -> list[int]:
     """The ports of brokers that have written statistics by default."""
-    names = [path.name for path in Path(below or brokers_directory()).glob("*") if path.is_dir()]
+    directory = below or brokers_directory()
+    try:
+        names = [name for name in os.listdir(directory) if os.path.isdir(os.path.join(directory, name))]
+    except OSError:  # there is none, or none that we may read
+        return []
     return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
 
@@ -44,6 +47,18 @@ def missing_text(stats_dir: str) -> str:
         return f"there is no directory {stats_dir}"
     known = ", ".join(map(str, ports))
     return f"there is no directory {stats_dir}; brokers with these ports have written statistics: {known} (--port)"
+
+
+def unreadable_text(stats_dir: str) -> str:
+    """Why nothing can be read of this directory; "": it can be read."""
+    try:
+        os.scandir(stats_dir).close()
+    except (FileNotFoundError, NotADirectoryError):
+        return missing_text(stats_dir)
+    except OSError as error:
+        whose = ": statistics are their broker's user's alone" if isinstance(error, PermissionError) else ""
+        return f"{stats_dir} cannot be read ({(error.strerror or str(error)).lower()}){whose}"
+    return ""
 
 
 def _add_place(made: argparse._ActionsContainer) -> None:

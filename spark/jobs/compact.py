@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -47,7 +48,7 @@ def _overwrite_days(rows: DataFrame, path: str) -> None:
 def main(arguments: list[str]) -> int:
     """The program; its exit code."""
     asked = compact_parser().parse_args(arguments)
-    if "://" not in asked.from_parquet and not (Path(asked.from_parquet) / "files").is_dir():
+    if "://" not in asked.from_parquet and not os.path.isdir(Path(asked.from_parquet) / "files"):
         print(f"gnatswarm compact: {asked.from_parquet} has no tables of `gnatswarm ingest`", file=sys.stderr)
         return 1
     if Path(asked.from_parquet).resolve() == Path(asked.out).resolve():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from gnatswarm.spark import schema
-from gnatswarm.spark.jobs.arguments import DEFAULT_PORT, default_directory, ingest_parser, missing_text
+from gnatswarm.spark.jobs.arguments import DEFAULT_PORT, default_directory, ingest_parser, unreadable_text
 from gnatswarm.spark.jobs.progress import Progress
 from gnatswarm.spark.read import OPTIONS, parquet, place, stored_files, with_source
 from gnatswarm.spark.session import StopSignal, reason, run
@@ -64,9 +65,9 @@ def refusal(stats_dir: str, out: str, checkpoint: str) -> str:
     """Why these directories cannot be used, or ""; addresses (with ://) are not checked."""
     if "://" in stats_dir or "://" in out:
         return ""
-    if not Path(stats_dir).is_dir():
-        return missing_text(stats_dir)
-    if (Path(out) / "files").is_dir() and not Path(checkpoint, "metadata").is_file():
+    if why := unreadable_text(stats_dir):
+        return why
+    if os.path.isdir(Path(out) / "files") and not os.path.isfile(Path(checkpoint, "metadata")):
         # Batch numbers would start from 0 again, and overwrite existing batches.
         return f"{out} was written with another checkpoint than {checkpoint}: use that one, or another --out"
     return ""

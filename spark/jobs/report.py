@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import csv
+import os
 import signal
 import sys
 import tempfile
@@ -20,7 +21,7 @@ from gnatswarm.spark.advice import Advice, Rows, advise
 from gnatswarm.spark.answers import answers
 from gnatswarm.spark.explain import explained
 from gnatswarm.spark.jobs import ingest
-from gnatswarm.spark.jobs.arguments import DATE_MISTAKE, DEFAULT_PORT, default_directory, missing_text, report_parser
+from gnatswarm.spark.jobs.arguments import DATE_MISTAKE, DEFAULT_PORT, default_directory, report_parser, unreadable_text
 from gnatswarm.spark.jobs.progress import Progress
 from gnatswarm.spark.page import page
 from gnatswarm.spark.period import BadPeriod, periods
@@ -145,16 +146,16 @@ def explain(statistics: Statistics, subject: str, services: str) -> str:
 def refusal(stats_dir: str, parquet: str, out: str) -> str:
     """Why these directories cannot be used, or ""; addresses (with ://) are not checked."""
     if stats_dir and "://" not in stats_dir:
-        if not Path(stats_dir).is_dir():
-            return missing_text(stats_dir)
+        if why := unreadable_text(stats_dir):
+            return why
         if not stored_files(stats_dir) and not has_unfinished(stats_dir):
             if is_being_written(stats_dir):
                 return f"the first file in {stats_dir} is still being written: after a minute, or when the broker stops"
             return f"there are no statistics in {stats_dir}"
-    if parquet and "://" not in parquet and not (Path(parquet) / "files").is_dir():
+    if parquet and "://" not in parquet and not os.path.isdir(Path(parquet) / "files"):
         return f"{parquet} has no tables of `gnatswarm ingest`"
     folder = Path(out).resolve().parent
-    return "" if folder.is_dir() else f"there is no directory {folder}"
+    return "" if os.path.isdir(folder) else f"there is no directory {folder}"
 
 
 def mistake(asked: argparse.Namespace) -> str:

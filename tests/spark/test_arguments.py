@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,32 @@ def test_the_last_day_that_there_is_can_be_compared_with():
     from gnatswarm.spark.period import periods
 
     assert periods("9999-12-31", 0).now[0] - periods("9999-12-31", 0).before[0] == 86_400_000_000
+
+
+def test_a_directory_of_another_user_is_said_to_be_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """Statistics are their broker's user's alone, so this is what a report of anybody else meets."""
+    pytest.importorskip("pyspark", reason="the extra `spark` is not installed")
+    from gnatswarm.spark.jobs import ingest, report
+    from gnatswarm.spark.read import stored_files
+
+    (tmp_path / "a.jsonl.zst").touch()
+
+    def refuse(*_arguments: object, **_words: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        for name in ("scandir", "listdir"):
+            patch.setattr(os, name, refuse)
+        for program, words in ((report, []), (ingest, ["--out", str(tmp_path / "out")])):
+            assert program.main(["--stats-dir", str(tmp_path), *words]) == 1
+            assert f"{tmp_path} cannot be read (permission denied): statistics are" in capsys.readouterr().err
+        assert arguments.recorded_ports(str(tmp_path)) == []
+    assert list(stored_files(str(tmp_path)))
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "is_file", refuse)
+        assert not stored_files(str(tmp_path))
 
 
 def test_a_percent_sign_in_a_path_is_no_format(monkeypatch: pytest.MonkeyPatch):
