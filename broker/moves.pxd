@@ -27,7 +27,7 @@ cdef enum Phase:
     #                    each go_on()
     PHASE_WAITING      # old: offered. New: siblings have not all answered. Nothing has changed, and it can be stopped
     PHASE_MARKING      # marks are asked for: it goes on to its end, or the connections are closed
-    PHASE_ENDING       # all marks are here. Old: its subscriptions end. New: its members of queue groups are counted. Some
+    PHASE_ENDING       # all marks are here. Old: its subscriptions end. New: queue groups count its members. Some of it
     #                    in each go_on()
     PHASE_MARKED       # all marks are here. Old: waits for siblings. New: waits for records
     PHASE_HANDING      # old: its clients are handed over, one in each go_on()
@@ -166,6 +166,7 @@ cdef class Mark:
     cdef int add(self, Sublist sublist, bytes subject, bytes queue, uint32_t members, bint awaits_new) except -1
     cdef Sublist sublist_of(self, const GroupShift *shift)
     cdef int change(self, uint32_t *cursor, int shard, uint32_t start, uint32_t most, bint hears) except -1
+    cdef int tell_differences(self) except -1
     cdef int tell(self, uint32_t number, int shard, uint32_t *cursor, uint32_t then) except -1
     cdef int count(self, uint32_t *cursor, int shard, int sign, uint32_t n) except -1
     cdef int forget(self, uint32_t most) except -1

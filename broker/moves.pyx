@@ -959,6 +959,15 @@ cdef class Arriving(Batch):
         return moves.look_at_links()
 
 
+cdef uint32_t told_of(const QueueGroup *group, uint32_t shard) noexcept:
+    """How many members a sibling has, those that move as they count now."""
+    cdef uint32_t i
+    for i in range(group.n_remote):
+        if group.remote[i].shard == shard:
+            return weight_of(group, i)
+    return 0
+
+
 cdef class Mark:
     """A sibling's move of which this shard shifts counts, or will, and which it has marked, or will."""
 
@@ -1027,6 +1036,27 @@ cdef class Mark:
         else:
             for sublist in self.accounts:
                 sublist.forget_entries()
+        return 0
+
+    cdef int tell_differences(self) except -1:
+        """The shifts are about to hold on both sides. Who hears of siblings' members has nothing to hear, but where the
+        old shard has not told yet of a member that moves: then there is one more now."""
+        cdef Sublist sublist = <Sublist>next(iter(self.accounts), None)
+        cdef QueueGroup *group
+        cdef int64_t less
+        cdef uint32_t i, less_before, more_before
+        if sublist is None or not sublist.sink.hears_remote:
+            return 0
+        for i in range(self.n, 0, -1):
+            group = self.shifts[i - 1].group
+            less_before = told_of(group, self.state.old)
+            more_before = told_of(group, self.state.new)
+            self.state.less_from = self.state.more_from = i - 1
+            less = <int64_t>less_before - told_of(group, self.state.old)
+            if <int64_t>told_of(group, self.state.new) - more_before != less:
+                sublist = self.sublist_of(self.shifts[i - 1])
+                more_before += <uint32_t>less
+                sublist.tell_remote_queue(group.node, group, self.state.new, more_before, sublist.sink)
         return 0
 
     cdef int tell(self, uint32_t number, int shard, uint32_t *cursor, uint32_t then) except -1:
@@ -1554,6 +1584,8 @@ cdef class Moves:
         # (Where its link has ended, or it has said that this is over, the counts that it tells are without them.)
         cdef bint is_old = old != self.mesh.shard and (self.mesh.up >> old) & 1 and id > self.over.get(old, 0)
         mark.is_asked = mark.is_open = True
+        if is_old and new != self.mesh.shard:
+            mark.tell_differences()
         if is_old:
             mark.change(&mark.state.less_from, old, 0, self.slice_subs, False)
         if new != self.mesh.shard:

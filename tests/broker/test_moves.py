@@ -506,6 +506,12 @@ class Stepwise(Moving):
         self.hosts[shard].probe.moves.send_on()
         self.mesh.finish()
 
+    def go_on_everywhere_once(self) -> None:
+        """A step of each shard, and what is on its way by then."""
+        for shard in self.mesh.engines:
+            self.go_on_as_far_as(shard, 1)
+        self.mesh.carry_all(*self.mesh.ends)
+
     def go_on_everywhere(self) -> None:
         """All that is due, and all that is on its way, until there is no more."""
         while sum(self.go_on(shard) for shard in self.mesh.engines) or self.mesh.is_busy():
@@ -1145,7 +1151,7 @@ def lines_sent(mesh: Mesh, a: int, b: int) -> list[list[bytes]]:
     assert here is not None
     for line in bytes(here.sent).split(b"\r\n"):
         words = line.split(b" ")
-        if words[0] in (b"MOVE", b"MPART", b"MSHIFT", b"MARKQ", b"MDONE", b"MCOUNT", b"MNEXT", b"MOVED"):
+        if words[0] in (b"MOVE", b"MPART", b"MSHIFT", b"MARKQ", b"MARK", b"MDONE", b"MCOUNT", b"MNEXT", b"MOVED"):
             found.append(words)
     return found
 
@@ -1326,3 +1332,92 @@ def test_a_queue_subscription_with_a_max_keeps_its_client_until_it_has_ended(mov
     moving.move(client)
     assert client.engine is moving.mesh.engines[NEW]
     moving.mesh.close()
+
+
+def test_what_subscriptions_have_had_meanwhile_is_told_part_by_part():
+    """Messages that came while they were offered, and maxima that were reached then."""
+    moving = Stepwise()
+    mesh = moving.mesh
+    client, other = mesh.clients[:2]
+    client.feed(b"".join(b"SUB s.%d %d\r\nUNSUB %d %d\r\n" % (n, n, n, 1 + n % 3) for n in range(60)))
+    client.feed(b"".join(b"SUB t.%d 1%02d\r\n" % (n, n) for n in range(60)))
+    for engine in mesh.engines.values():
+        engine.probe.moves.slice_subs = 5
+    mesh.settle()
+    moving.begin(client)
+    while len(lines_sent(mesh, OLD, NEW)) < 120 / 5:
+        moving.go_on_everywhere_once()
+    for n in range(60):
+        published(other, "1", subject=f"s.{n}")
+        published(other, "1", subject=f"t.{n}")
+    moving.go_on_everywhere()
+    verbs = Counter(words[0] for words in lines_sent(mesh, OLD, NEW))
+    assert verbs[b"MCOUNT"] > 60 / 5
+    moving.deliver()
+    moving.go_on_everywhere()
+    assert client.engine is mesh.engines[NEW]
+    for _ in range(3):
+        for n in range(60):
+            published(other, "2", subject=f"s.{n}")
+    moving.go_on_everywhere()
+    got = Counter(int(sid) for sid, _ in client.messages())
+    assert got == {**{n: 1 + n % 3 for n in range(60)}, **{100 + n: 1 for n in range(60)}}
+    assert client.connection.subscriptions == 60
+    mesh.close()
+
+
+def test_who_moves_waits_for_the_marks_of_another_move_and_not_for_its_counts():
+    moving = Stepwise()
+    mesh = moving.mesh
+    client, third = mesh.clients[0], mesh.clients[4]
+    client.feed(b"".join(b"SUB g.%d q %d\r\n" % (n, n) for n in range(2000)))
+    mesh.settle()
+    moving.begin(client)
+    while not any(words[0] == b"MARK" for words in lines_sent(mesh, THIRD, NEW)):
+        moving.go_on_everywhere_once()
+    moving.begin(third, old=THIRD, new=OLD)
+    done: list[list[bytes]] = []
+    while not done:
+        mesh.carry_all((OLD, NEW), (THIRD, NEW), (OLD, THIRD), (THIRD, OLD), (NEW, OLD))
+        moving.go_on_as_far_as(NEW, 1)
+        moving.go_on_as_far_as(THIRD)
+        moving.go_on_as_far_as(OLD)
+        done = [words for words in lines_sent(mesh, NEW, THIRD) if words[0] == b"MDONE"]
+    for _ in range(20):  # of which the new shard goes on with nothing
+        mesh.carry_all(*mesh.ends)
+        moving.go_on_as_far_as(THIRD)
+        moving.go_on_as_far_as(OLD)
+    assert moving.hosts[OLD].kept, "it has been handed over"
+    assert sum(int(words[3]) for words in lines_sent(mesh, NEW, THIRD) if words[0] == b"MDONE") < 2000
+    moving.deliver(OLD, THIRD)
+    moving.go_on_everywhere()
+    moving.deliver()
+    moving.go_on_everywhere()
+    assert [one.engine for one in (client, third)] == [mesh.engines[NEW], mesh.engines[OLD]]
+    mesh.close()
+
+
+@pytest.mark.parametrize("members", [10, 200])
+def test_what_was_matched_before_the_mark_is_matched_again(members):
+    """No message goes to a shard whose member has moved: it would be sent on, behind those that follow it."""
+    moving = Stepwise()
+    mesh = moving.mesh
+    client, near, far = mesh.clients[0], mesh.clients[2], mesh.clients[4]
+    client.feed(b"".join(b"SUB g.%d q %d\r\n" % (n, n) for n in range(members)))
+    mesh.settle()
+    said = 0
+    moving.begin(client)
+    for _ in range(400):
+        said += 1
+        for who, name in ((near, "near"), (far, "far")):
+            published(who, f"{name} {said}", subject=f"g.{members - 1}")
+        moving.go_on_everywhere_once()
+        if moving.hosts[NEW].kept:
+            break
+    moving.deliver()
+    moving.go_on_everywhere()
+    heard = payloads(client)
+    for name in ("near", "far"):
+        assert [int(one.split()[1]) for one in heard if one.startswith(name)] == list(range(1, said + 1))
+    assert [engine.probe.reroutes.n_sent_on for engine in mesh.engines.values()] == [0, 0, 0]
+    mesh.close()

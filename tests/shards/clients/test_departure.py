@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import logging
 import socket
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
@@ -364,3 +365,13 @@ async def test_a_departure_that_has_begun_is_not_begun_again(router: Router, clo
     assert clients.told == 1
     clock.advance(20.0)
     assert router.steps.count("Drained") == 1
+
+
+def test_the_log_says_why_clients_did_not_move(
+    clock: Clock, clients: Clients, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    clients.come()
+    Leaving(clock, clients, grace_s=5.0, spread_s=5.0, quiet_s=1.0, mover=Mover(clock))
+    clock.advance(5.0)
+    assert "Leaving: 1 clients did not move, and are told: 1: it has a reason" in caplog.messages

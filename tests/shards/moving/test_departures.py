@@ -444,3 +444,17 @@ def test_a_shard_that_leaves_sends_as_many_to_each_of_the_others() -> None:
     assert not handed_over
     others.hand_over()
     assert handed_over == [[2, 4, 5]]
+
+
+def test_who_stays_when_a_shard_leaves_and_why_is_known_in_the_end() -> None:
+    world = World(4)
+    others = leaving(world, [1])
+    assert others.stop() == "", "nobody was tried"
+    world.objections = {0: "a queue subscription of its has a max", 1: "it has TLS", 2: "it has TLS"}
+    others.move(4, 2.0)
+    world.advance(0.0)
+    world.arrive()
+    for _ in range(60):
+        world.advance(0.05)
+    why = "1: a queue subscription of its has a max; 2: it has TLS"
+    assert others.stop() == why
