@@ -489,6 +489,7 @@ def check_no_responders(history: History, reach: Reach) -> None:
         and message.acked_at != NEVER
         and message.client not in history.moved
         and not message.is_echoless
+        and not any(view.is_across for _, view, _ in reach.hits.values())  # of these no shard says NONE
     ):
         assert message.nobody_at <= message.acked_at, f"{message}: everybody had gone, and it was not told"
     if is_sure and all(sub.is_over_for(message) for sub, _, _ in reach.hits.values()) and not message.is_orphaned:
