@@ -39,4 +39,5 @@ class Reserve:
             self._allow(self._for_clients)
 
     def _allow(self, descriptors: int) -> None:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, self._hard))
+        with contextlib.suppress(OSError, ValueError):  # somebody has lowered the hard limit meanwhile (prlimit)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, self._hard))

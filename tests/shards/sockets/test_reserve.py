@@ -63,3 +63,15 @@ def test_a_client_gets_none_of_them_and_a_link_does(limited: None) -> None:
     finally:
         for fd in taken:
             os.close(fd)
+
+
+def test_where_somebody_has_lowered_the_limit_it_does_without(limited: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By prlimit, of a process that may not raise it again: what is to be done there is tried all the same."""
+    reserve = Reserve()
+
+    def refuse(_what: int, _limits: tuple[int, int]) -> None:
+        raise ValueError("not allowed to raise maximum limit")
+
+    monkeypatch.setattr(resource, "setrlimit", refuse)
+    with reserve.opened():
+        pass
