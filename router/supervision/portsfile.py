@@ -35,10 +35,12 @@ class TemporaryFile:
             return
         draft = f"{path}.{os.getpid()}.tmp"
         try:
-            _write(draft, text)
+            _remove(draft)  # of a process that died with this number, or of somebody who wants us to write elsewhere
+            _write(draft, text, os.O_EXCL)
             os.replace(draft, path)
-        except PermissionError:
-            # We may write the file but not its directory, as an init script may prepare it: write in place.
+        except (PermissionError, FileExistsError):
+            # We may write the file but not its directory, as an init script may prepare it: write in place. So, too,
+            # where another user has a file of the draft's name.
             _remove(draft)
             _write(path, text)
         except OSError:
@@ -167,10 +169,10 @@ def _may_be_replaced(path: str) -> bool:
         return True
 
 
-def _write(path: str, text: str) -> None:
+def _write(path: str, text: str, how: int = os.O_TRUNC) -> None:
     # Readable by others, because monitoring rarely runs as the service's user. A named pipe that nobody reads would be
     # waited for.
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK, 0o644), "w") as stream:
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | how, 0o644), "w") as stream:
         stream.write(text)
 
 

@@ -47,6 +47,17 @@ def test_the_pid_file_holds_the_number_alone(tmp_path: pathlib.Path) -> None:
     assert not path.exists()
 
 
+def test_a_link_at_the_place_of_the_draft_is_not_written(tmp_path: pathlib.Path) -> None:
+    """The pid file may be in a directory of all users, and our process id is no secret."""
+    theirs, path = tmp_path / "theirs", tmp_path / "x.pid"
+    theirs.write_text("of value")
+    (tmp_path / f"x.pid.{os.getpid()}.tmp").symlink_to(theirs)
+    written = portsfile.write_pid_file(str(path), 5)
+    assert theirs.read_text() == "of value" and path.read_text() == "5"
+    written.remove()
+    assert [one.name for one in tmp_path.iterdir()] == ["theirs"]
+
+
 def test_a_successors_file_is_left_alone(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "x.pid"
     mine = portsfile.write_pid_file(str(path), 1)
