@@ -46,6 +46,7 @@ OPERATION_WITHIN_S = 90.0
 # A broker whose router dies five times within ten seconds ends.
 BETWEEN_ROUTERS_S = 4.0
 NEWCOMERS = ("starting", "linked")
+MANY_SUBSCRIPTIONS = 6000
 LOOKS = 100  # at the rows of status, for a shard that has just been started
 # Members of a queue group take as much each: a chi-square value that one in a million fair groups exceeds (3 degrees).
 MOST_CHI_SQUARE = 31.0
@@ -430,6 +431,28 @@ async def test_a_shard_that_leaves_moves_its_clients_and_tells_none_of_them(swar
     await publisher.flush()
     for client in crowd:  # nothing but the message: no INFO
         assert [frame.payload for frame in await client.flush()] == [b"x"]
+
+
+async def test_a_client_with_a_great_many_subscriptions_moves_like_any_other(swarmed, subject):
+    """With more members of queue groups, and more bytes of subjects, than were moved once: then it was closed."""
+    broker, cluster = swarmed
+    last = broker.kind.shards - 1
+    client = await cluster.client_on(last)
+    publisher = await cluster.client_on(0)
+    names = [f"{subject}.{n}.{'x' * 2000}" for n in range(MANY_SUBSCRIPTIONS)]
+    await client.send("".join(f"SUB {name} q{n % 5} {n}\r\n" for n, name in enumerate(names)))
+    assert await client.flush() == []
+    leaving = asyncio.create_task(swarm.scale(broker, last))
+    heard = []
+    for name in names:
+        await publisher.send(f"PUB {name} 1\r\nx\r\n")
+        heard += client.take_arrived_messages(100)
+    await publisher.flush()
+    await leaving
+    heard += await client.messages(len(names) - len(heard))
+    assert [int(frame.sid) for frame in heard] == list(range(len(names)))
+    assert await client.flush() == []
+    assert "did not move" not in broker.log.text
 
 
 async def test_nobody_is_cut_off_by_a_scale_to_shards_of_which_none_serves(swarmed, subject):
