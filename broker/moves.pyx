@@ -1260,13 +1260,13 @@ cdef class Moves:
         cdef Batch batch
         cdef uint64_t before
         while self.at_work:
-            batch = <Batch>self.at_work[0]
+            batch = <Batch>self.at_work.pop(0)
             if batch.has_work():
+                self.at_work.append(batch)   # (each in turn: one may have work for seconds)
                 before = self.dirty_links()
                 batch.work()
                 self.hold_back(self.dirty_links() & ~before)
                 return True
-            self.at_work.remove(batch)
         if self.chores:
             chore = self.chores.pop(0)   # (others may begin while it is done)
             if not (<Chore>chore).work(self.slice_subs):

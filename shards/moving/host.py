@@ -118,7 +118,7 @@ class Host:
         self._is_resting = False
         self._stepped_ns = 0  # when the last step ended, or there was something to do again
         self._work: deque[Callable[[], None]] = deque()
-        self._is_works_turn = True  # it takes turns with what is due for clients
+        self._kinds = deque((self._read_some, moves.go_on, self._do_work))  # of steps; False: nothing to do
         self._busy_since_ns = 0  # when work began that no rest has interrupted
         self._reactor = reactor
         self._rest = ShortTimer(reactor, self._go_on)
@@ -214,20 +214,22 @@ class Host:
             if not self._writable[0].send_some():
                 self._writable.popleft()
             return True
-        is_first, self._is_works_turn = self._is_works_turn, not self._is_works_turn
-        if is_first and self._work:
-            self._work.popleft()()
-            return True
-        if self._moves.go_on():
-            return True
-        if self._readable:
-            if not self._readable[0].take():
-                self._readable.popleft()
-            return True
+        kinds = self._kinds  # each is first in its turn: of any there may be much
+        kinds.append(kinds.popleft())
+        return any(step() for step in tuple(kinds))
+
+    def _do_work(self) -> bool:
         if self._work:
             self._work.popleft()()
             return True
         return False
+
+    def _read_some(self) -> bool:
+        if not self._readable:
+            return False
+        if not self._readable[0].take():
+            self._readable.popleft()
+        return True
 
     # ---- at the old shard
 

@@ -1232,7 +1232,7 @@ def test_no_more_parts_of_an_offer_are_sent_than_may_wait():
     mesh.close()
 
 
-@pytest.mark.parametrize("how", ["it is stopped", "its link breaks", "the new shard dies", "another link joins"])
+@pytest.mark.parametrize("how", ["it is stopped", "its link breaks", "the new shard dies", "another link breaks"])
 def test_a_move_that_is_given_up_while_it_is_offered_leaves_nothing(how):
     moving = Stepwise()
     mesh = moving.mesh
@@ -1420,4 +1420,56 @@ def test_what_was_matched_before_the_mark_is_matched_again(members):
     for name in ("near", "far"):
         assert [int(one.split()[1]) for one in heard if one.startswith(name)] == list(range(1, said + 1))
     assert [engine.probe.reroutes.n_sent_on for engine in mesh.engines.values()] == [0, 0, 0]
+    mesh.close()
+
+
+def test_a_link_that_joins_waits_for_no_offer_of_many_parts():
+    """It would wait for seconds, and with it all clients of a shard that is not in step."""
+    moving = Stepwise()
+    mesh = moving.mesh
+    client = mesh.clients[0]
+    mesh.kill(THIRD)
+    client.feed(b"".join(b"SUB g.%d q %d\r\n" % (n, n) for n in range(200)))
+    mesh.settle()
+    moving.hosts[OLD].probe.moves.window = 1
+    moving.begin(client)
+    moving.go_on_as_far_as(OLD)
+    mesh.carry_all((OLD, NEW))
+    moving.go_on_as_far_as(NEW)
+    assert not moving.hosts[OLD].ends
+    mesh.add(THIRD)
+    assert moving.hosts[OLD].ends == ["it was stopped"]
+    moving.hosts[THIRD] = Host(moving, THIRD)
+    moving.go_on_everywhere()
+    assert mesh.is_in_step(THIRD)
+    assert known(moving, b"g.7") == {(a, b): int(b == OLD) for a in mesh.engines for b in mesh.engines if a != b}
+    moving.begin(client)
+    moving.go_on_everywhere()
+    moving.deliver()
+    moving.go_on_everywhere()
+    assert client.engine is mesh.engines[NEW]
+    mesh.close()
+
+
+def test_a_client_with_few_subscriptions_does_not_wait_for_one_with_many():
+    """Each move has its turns, whoever is under way longer."""
+    moving = Stepwise()
+    mesh = moving.mesh
+    many, few = mesh.clients[0], mesh.clients[2]
+    many.feed(b"".join(b"SUB s.%d %d\r\n" % (n, n) for n in range(500)))
+    few.feed(b"SUB a 1\r\n")
+    mesh.settle()
+    moving.begin(many)
+    moving.go_on_everywhere()
+    moving.hosts[NEW].probe.moves.slice_subs = 1
+    for id, frozen, _ in moving.hosts[NEW].kept:
+        moving.hosts[NEW].probe.moves.arrive(OLD, id, frozen)
+    moving.begin(few, old=NEW, new=OLD)
+    for _ in range(40):
+        moving.go_on_everywhere_once()
+    assert moving.hosts[OLD].kept, "it has been handed over"
+    assert many.engine is mesh.engines[OLD], "it is being settled"
+    moving.deliver(OLD, NEW)
+    moving.go_on_everywhere()
+    assert (many.engine, few.engine) == (mesh.engines[NEW], mesh.engines[OLD])
     mesh.close()
