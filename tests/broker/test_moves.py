@@ -1473,3 +1473,35 @@ def test_a_client_with_few_subscriptions_does_not_wait_for_one_with_many():
     moving.go_on_everywhere()
     assert (many.engine, few.engine) == (mesh.engines[NEW], mesh.engines[OLD])
     mesh.close()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_each_subscription_is_offered_once_though_others_end_meanwhile(seed):
+    """Where one is taken out of its table others move back, to before what is written down next."""
+    rng = random.Random(seed)
+    moving = Stepwise()
+    mesh = moving.mesh
+    client, other = mesh.clients[:2]
+    n = 150
+    client.feed(b"".join(b"SUB s.%d %d\r\nUNSUB %d 1\r\nSUB p.%d 1%03d\r\n" % (i, i, i, i, i) for i in range(n)))
+    mesh.settle()
+    for engine in mesh.engines.values():
+        engine.probe.moves.slice_subs = 2
+    moving.begin(client)
+    ends = list(range(n))
+    rng.shuffle(ends)
+    while ends:
+        moving.go_on_everywhere_once()
+        published(other, "1", subject=f"s.{ends.pop()}")
+    moving.go_on_everywhere()
+    moving.deliver()
+    moving.go_on_everywhere()
+    assert client.engine is mesh.engines[NEW]
+    assert client.connection.subscriptions == n
+    for i in range(n):
+        published(other, "2", subject=f"p.{i}")
+        published(other, "no more", subject=f"s.{i}")
+    moving.go_on_everywhere()
+    got = Counter(int(sid) for sid, _ in client.messages())
+    assert got == {**{i: 1 for i in range(n)}, **{1000 + i: 1 for i in range(n)}}
+    mesh.close()
