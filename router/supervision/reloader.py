@@ -120,13 +120,20 @@ class Reloader:
 
     async def _reload_now(self) -> ReloadOutcome:
         self._notifier.reloading()
-        outcome = await self._read_and_apply()
-        has_failed = outcome.refused or outcome.answer.problems
-        self._broker.reload_failed_us = time.time_ns() // 1000 if has_failed else 0
-        self._broker.remember()
+        try:
+            outcome = await self._read_and_apply()
+        except Exception:  # which nobody expected; the service manager would wait for its end for ever
+            self._note(has_failed=True)
+            self._notifier.reloaded("the reload failed, the log says why")
+            raise
+        self._note(has_failed=bool(outcome.refused or outcome.answer.problems))
         if outcome.refused:
             self._notifier.reloaded("the reload failed and changed nothing, the log says why")
         return outcome
+
+    def _note(self, *, has_failed: bool) -> None:
+        self._broker.reload_failed_us = time.time_ns() // 1000 if has_failed else 0
+        self._broker.remember()
 
     async def _read_and_apply(self) -> ReloadOutcome:
         if self._reparse is None:

@@ -194,6 +194,19 @@ def test_a_configuration_that_cannot_be_read_leaves_everything_as_it_was() -> No
     assert not [step for step in router.steps if isinstance(step, Reload)]
 
 
+def test_an_error_that_nobody_expected_is_the_end_of_the_reload(caplog: pytest.LogCaptureFixture) -> None:
+    router = Router(before := Options())
+
+    def reparse() -> Options:
+        raise RecursionError("as deep as it goes")
+
+    with pytest.raises(RecursionError):
+        router.reload(reparse)
+    assert router.options is before and router.reload_failed_us > 0
+    assert router.steps == ["reloading", "reloaded: the reload failed, the log says why"]
+    assert "a reload failed" in caplog.text and "as deep as it goes" in caplog.text
+
+
 def test_a_log_file_that_cannot_be_opened_leaves_logging_as_it_was_and_the_rest_is_reloaded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
