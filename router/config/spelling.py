@@ -22,8 +22,12 @@ def nearest(name: str, known: Iterable[str]) -> str:
     for candidate in known:
         if sorted(_words(candidate)) == sorted(_words(name)):  # payload_max
             return candidate
-        errors = typing_errors(wanted, _bare(candidate))
-        if errors < min(fewest, len(candidate)):
+        bare = _bare(candidate)
+        most = min(fewest, len(candidate))
+        if abs(len(wanted) - len(bare)) >= most:  # each is an error, so it need not be looked at
+            continue
+        errors = typing_errors(wanted, bare, most)
+        if errors < most:
             best, fewest = candidate, errors
     return best
 
@@ -36,8 +40,8 @@ def _words(name: str) -> list[str]:
     return name.lower().replace("-", "_").split("_")
 
 
-def typing_errors(one: str, other: str) -> int:
-    """The number of typing errors that make one of the other."""
+def typing_errors(one: str, other: str, most: int) -> int:
+    """The number of typing errors that make one of the other, or `most`, if there are more."""
     before: list[int] = []
     last = list(range(len(other) + 1))
     for at, character in enumerate(one, 1):
@@ -47,5 +51,7 @@ def typing_errors(one: str, other: str) -> int:
             if at > 1 and to > 1 and character == other[to - 2] and one[at - 2] == wanted:
                 errors = min(errors, before[to - 2] + 1)
             row.append(errors)
+        if min(row) >= most and min(last) + 1 >= most:
+            return most
         before, last = last, row
-    return last[-1]
+    return min(last[-1], most)

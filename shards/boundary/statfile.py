@@ -213,13 +213,6 @@ def whole_frames(fd: int) -> int:
     return whole
 
 
-def finished_files(directory: AnyPath) -> Iterator[str]:
-    """Every file that has its final name."""
-    for folder, name in _files(directory):
-        if not name.startswith("."):
-            yield os.path.join(folder, name)
-
-
 def retain(directory: AnyPath, *, max_age_s: float, max_bytes: int, now_s: float) -> int:
     """Remove files that are too old, and the oldest while there are too many bytes; 0: no limit. Returns how many.
 

@@ -96,6 +96,10 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 
 
+# The end of a client, not a mistake of the shard that it comes from.
+CLOSED_ALREADY = "its connection is closed already"
+
+
 def objection_to_descriptor(fd: int) -> str:
     """Why this is not a client's connection; "" if it may be one."""
     if fd == NOT_RECEIVED:
@@ -112,7 +116,7 @@ def objection_to_descriptor(fd: int) -> str:
             sock.getpeername()
         except OSError:
             is_listening = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-            return "its descriptor is a listening socket" if is_listening else "its connection is closed already"
+            return "its descriptor is a listening socket" if is_listening else CLOSED_ALREADY
     finally:
         sock.detach()
     return ""

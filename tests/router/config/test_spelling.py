@@ -30,8 +30,8 @@ def test_no_guess_is_better_than_a_wrong_one(typed):
 def test_every_name_with_one_error_is_found():
     for name in BY_NAME:
         if len(name) > 3:
-            assert typing_errors(nearest(name[:-2] + name[-1] + name[-2], BY_NAME), name) <= 1
-            assert typing_errors(nearest(name + "x", BY_NAME), name) <= 1
+            assert typing_errors(nearest(name[:-2] + name[-1] + name[-2], BY_NAME), name, 2) <= 1
+            assert typing_errors(nearest(name + "x", BY_NAME), name, 2) <= 1
 
 
 @pytest.mark.parametrize(
@@ -39,4 +39,5 @@ def test_every_name_with_one_error_is_found():
     [("", "", 0), ("ab", "", 2), ("ab", "ba", 1), ("abc", "acb", 1), ("kitten", "sitting", 3), ("ca", "abc", 3)],
 )
 def test_typing_errors(one, other, errors):
-    assert typing_errors(one, other) == typing_errors(other, one) == errors
+    for most in range(6):
+        assert typing_errors(one, other, most) == typing_errors(other, one, most) == min(errors, most)

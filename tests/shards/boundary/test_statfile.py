@@ -32,7 +32,7 @@ def block(start_us: int, lines: bytes = LINE, length_us: int = 10 * SECOND_US) -
 
 
 def finished(directory: Path) -> list[Path]:
-    return sorted(map(Path, statfile.finished_files(directory)))
+    return sorted(directory.glob(f"*/*/[!.]*{statfile.ENDING}"))
 
 
 def written(directory: Path, number: int, size: int, modified_s: float) -> Path:

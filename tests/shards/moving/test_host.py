@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -336,6 +337,17 @@ async def test_a_client_that_was_not_announced_is_closed(two: LinkedShards, capl
     assert "was not announced" in caplog.text
     await client.wait(b"nothing")
     assert client.is_over
+
+
+async def test_a_client_that_closes_while_it_moves_is_no_error(
+    two: LinkedShards, caplog: pytest.LogCaptureFixture
+) -> None:
+    old, new = two.shards
+    await come(two)
+    assert not old.host.open_way(1)
+    old.host._send(1, channel.HandedOver(7, b""), socket.socket().detach())  # as one that was reset
+    await until(lambda: new.host.n_refused)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 async def test_there_is_room_for_so_many_clients_alone(two: LinkedShards) -> None:

@@ -17,7 +17,7 @@ import pytest
 from gnatswarm.broker.options import Stats
 from gnatswarm.broker.tally import Tally
 from gnatswarm.shards.boundary.page import Page
-from gnatswarm.shards.boundary.statfile import finished_files
+from gnatswarm.shards.boundary.statfile import ENDING
 from gnatswarm.shards.statistics import recorder as recorder_module
 from gnatswarm.shards.statistics.recorder import Recorder
 from tests.support.engine import QUIET, Engine, EngineClient
@@ -173,6 +173,10 @@ def starts(records: list[dict[str, Any]]) -> list[int]:
     return [row["window_start_us"] for row in records if row["kind"] == "shard"]
 
 
+def file_names(directory: Path) -> list[str]:
+    return [path.name for path in directory.glob(f"*/*/[!.]*{ENDING}")]
+
+
 async def test_windows_begin_at_multiples_of_their_length(shard: Shard, clock: Clock, tmp_path: Path):
     for _ in range(7):
         shard.publish(11)
@@ -227,7 +231,7 @@ async def test_a_clock_that_is_set_loses_and_doubles_nothing(shard: Shard, clock
     # The windows after the step are named by the new time.
     last = sorted((row for row in records if row["kind"] == "shard"), key=lambda row: row["file"])[-1]
     assert clock.wall_us - WINDOW_US < last["window_start_us"] <= clock.wall_us
-    names = [os.path.basename(path) for path in finished_files(tmp_path)]
+    names = file_names(tmp_path)
     assert len(set(names)) == len(names) and len({row["file"] for row in records}) == len(names)
 
 
