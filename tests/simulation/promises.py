@@ -419,7 +419,8 @@ def is_excused_by_another_server(
         and (one.gone_at <= message.acked_at or one.most != NEVER or message.is_late)
         for one in able
     )
-    is_in_frames = sum(len(name) for _, name in reach.groups) > MOST_NAME_BYTES
+    there = [name for (_, name), subs in reach.groups.items() if any(one.is_outside for one in subs)]
+    is_in_frames = sum(len(name) for name in there) > MOST_NAME_BYTES
     return (is_stale or len(kept_out) > 0 or group in message.sent_on or is_in_frames) and not any(
         one.has_seen(message) and one.left_at == NEVER for one in able
     )
