@@ -93,9 +93,14 @@ class Departures:
         return dict(self._stay)
 
     @property
+    def batch(self) -> int:
+        """How many clients are being moved just now."""
+        return len(self._sent) if self._stopping is not None else 0
+
+    @property
     def still_to_go(self) -> int:
         """How many clients are still to be moved, the present batch included."""
-        return sum(self._to.values()) + (len(self._sent) if self._stopping is not None else 0)
+        return sum(self._to.values()) + self.batch
 
     def begin(
         self,
@@ -413,8 +418,11 @@ class ToOthers:
 
     def stop(self) -> str:
         """Begin to move no more; why those that were tried last could not move, or ""."""
+        under_way = self._departures.batch
         self._departures.cancel()
         stay = self._departures.reasons or self._stay
+        if under_way:
+            stay = {**stay, "it is still being moved": under_way}
         return "; ".join(f"{n}: {why}" for why, n in sorted(stay.items())[:MOST_REASONS])
 
     def hand_over(self) -> None:

@@ -458,3 +458,12 @@ def test_who_stays_when_a_shard_leaves_and_why_is_known_in_the_end() -> None:
         world.advance(0.05)
     why = "1: a queue subscription of its has a max; 2: it has TLS"
     assert others.stop() == why
+
+
+def test_who_is_still_being_moved_when_the_time_is_up_is_known_too() -> None:
+    world = World(1)
+    others = leaving(world, [1])
+    others.move(1, 2.0)
+    world.advance(0.0)
+    assert len(world.batches) == 1
+    assert others.stop() == "1: it is still being moved"
