@@ -490,7 +490,9 @@ def check_no_responders(history: History, reach: Reach) -> None:
         and message.acked_at != NEVER
         and message.client not in history.moved
         and not message.is_echoless
-        and not any(view.is_across for _, view, _ in reach.hits.values())  # of these no shard says NONE
+        # (of these no shard says NONE)
+        and not message.is_traced
+        and not any(view.is_across for _, view, _ in reach.hits.values())
     ):
         assert message.nobody_at <= message.acked_at, f"{message}: everybody had gone, and it was not told"
     if is_sure and all(sub.is_over_for(message) for sub, _, _ in reach.hits.values()) and not message.is_orphaned:
@@ -500,7 +502,8 @@ def check_no_responders(history: History, reach: Reach) -> None:
 def is_really_over(sub: Subscription, message: Message) -> bool:
     """Whether its shard, which lives, knew that it wants nothing: a member of a group, because it has had its max."""
     has_stayed = sub.gone_at == NEVER and sub.shard_died_at == NEVER
-    return has_stayed and sub.left_at < message.at and not sub.is_outside and (not sub.queue or sub.most != NEVER)
+    lingers = bool(sub.queue) and (len(sub.got) < sub.most or message.number in sub.got)
+    return has_stayed and sub.left_at < message.at and not sub.is_outside and not lingers
 
 
 def check_answers(history: History, request: Message, answers: list[Message]) -> None:

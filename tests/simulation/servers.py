@@ -961,6 +961,7 @@ class Servers:
         message.may_be_lost = self.has_link_broken
         message.knows_no_origins = server.kind == "route" and server.origin != "" and server.says != LNOCU
         message.is_lost_outside = self.has_server_gone
+        message.is_late = server.door is not None and server.door.is_late  # (it may not know who has left since)
         self.messages.append(message)
         near = [one for one in self.all if one.is_near(server)]
         message.near = frozenset(one.number for one in near)
