@@ -374,7 +374,7 @@ async def test_a_damaged_record_is_refused_whatever_is_wrong_with_it(two: Two) -
     said = records.encoded_session(session.freeze())
     for bad, why in (
         (b"", "without a version"),
-        (b"\x00\x01" + data[2:], "version 1; this shard understands version 4"),
+        (b"\x00\x01" + data[2:], f"version 1; this shard understands version {records.CLIENT_RECORD_VERSION}"),
         (data[:-1], "truncated or damaged"),
         (data[: len(data) // 2], "truncated or damaged"),
         (data[:2] + b"\xc1", "truncated or damaged"),
