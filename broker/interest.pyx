@@ -633,6 +633,8 @@ cdef class Interest:
                     group.remote[i] = group.remote[group.n_remote]
                 else:
                     i += 1
+        if group.members == NULL and group.n_remote == 0 and group.shifts == NULL:
+            self.node_changed(node)   # (entries point at the group's name, though it had no members)
         self.group_prune(node, group)
         self.node_prune(node)
 

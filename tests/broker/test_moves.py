@@ -1505,3 +1505,23 @@ def test_each_subscription_is_offered_once_though_others_end_meanwhile(seed):
     got = Counter(int(sid) for sid, _ in client.messages())
     assert got == {**dict.fromkeys(range(n), 1), **{1000 + i: 1 for i in range(n)}}
     mesh.close()
+
+
+def test_nothing_is_matched_by_a_group_that_was_there_for_a_move_alone(moving):
+    """The match cache points at names of groups: these end with the move, while nobody subscribes or unsubscribes."""
+    mesh = moving.mesh
+    client, publisher = mesh.clients[0], mesh.clients[4]
+    client.feed(b"SUB a q 1\r\n")
+    mesh.settle()
+    moving.begin(client)
+    mesh.carry_all((OLD, NEW), (NEW, THIRD))  # MOVE and MSHIFT
+    probe = mesh.engines[THIRD].probe
+    mesh.kill(OLD)
+    published(publisher, "nobody hears it")
+    groups = probe.memory["queue_names"]
+    builds = probe.builds
+    mesh.settle()
+    assert (groups, probe.memory["queue_names"]) == (1, 0)
+    published(publisher, "nor this")
+    assert probe.builds == builds + 1
+    mesh.close()
