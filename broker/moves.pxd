@@ -141,6 +141,7 @@ cdef class Chore:
 cdef class Staying(Chore):
     cdef ClientConnection client
     cdef uint32_t at            # which slot of its subscriptions is next
+    cdef uint32_t n_subs        # how many it had when `at` was 0
     cdef bint has_left          # its connection has ended
 
 

@@ -602,6 +602,7 @@ cdef class Leaving(Batch):
         cdef Staying staying = Staying()
         client.out.moving = MOVING_NOT
         staying.client = client
+        staying.n_subs = client.subs.count
         staying.has_left = client.cid in self.gone
         return self.moves.do_or_put_off(staying)
 
@@ -624,6 +625,11 @@ cdef class Staying(Chore):
             return True
         self.at = let_maxima_go(self.client, self.at, most)
         if self.at != ALL:
+            return False
+        if self.client.subs.count != self.n_subs:
+            # Some have ended meanwhile, and the table has put others in their place, from behind to before `at`.
+            self.n_subs = self.client.subs.count
+            self.at = 0
             return False
         self.client.release(HOLD_MOVE)
         return True

@@ -1507,6 +1507,43 @@ def test_each_subscription_is_offered_once_though_others_end_meanwhile(seed):
     mesh.close()
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_a_client_that_stays_after_all_moves_with_everything_the_next_time(seed):
+    """Subscriptions end while what the move has changed is taken back: others move back in their table."""
+    rng = random.Random(seed)
+    moving = Stepwise()
+    mesh = moving.mesh
+    client, other = mesh.clients[:2]
+    n = 190
+    client.feed(b"".join(b"SUB s.%d %d\r\nUNSUB %d 1\r\nSUB p.%d q 1%03d\r\n" % (i, i, i, i, i) for i in range(n)))
+    mesh.settle()
+    moving.begin(client)
+    moving.go_on_as_far_as(OLD)
+    for engine in mesh.engines.values():
+        engine.probe.moves.slice_subs = 1
+    moving.hosts[OLD].probe.moves.stop()
+    mesh.settle()
+    assert len(moving.hosts[OLD].ends) == 1
+    ends = list(range(n))
+    rng.shuffle(ends)
+    for i in ends:
+        published(other, "1", subject=f"s.{i}")
+        moving.go_on(OLD)
+    moving.go_on_everywhere()
+    assert client.engine.probe.left_of_moves(client.connection) == []
+    moving.begin(client)
+    moving.go_on_everywhere()
+    moving.deliver()
+    moving.go_on_everywhere()
+    assert client.engine is mesh.engines[NEW]
+    for i in range(n):
+        published(other, "2", subject=f"p.{i}")
+    moving.go_on_everywhere()
+    got = Counter(int(sid) for sid, _ in client.messages())
+    assert got == {**dict.fromkeys(range(n), 1), **{1000 + i: 1 for i in range(n)}}
+    mesh.close()
+
+
 def test_nothing_is_matched_by_a_group_that_was_there_for_a_move_alone(moving):
     """The match cache points at names of groups: these end with the move, while nobody subscribes or unsubscribes."""
     mesh = moving.mesh

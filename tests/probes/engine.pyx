@@ -19,15 +19,16 @@ from gnatswarm.broker.mesh cimport Mesh
 from gnatswarm.broker.moves cimport Moves
 from gnatswarm.broker.outbuf cimport (
     Chunk, CLOSE_CLIENT_CLOSED, CLOSE_NONE, CLOSE_SLOW_CONSUMER_PENDING_BYTES, CLOSE_SLOW_CONSUMER_WRITE_DEADLINE,
-    iovec, out_gather, out_init, out_pending, out_take)
+    MOVING_IN, iovec, out_gather, out_init, out_pending, out_take)
 from gnatswarm.broker.parser cimport (
     OP_HPUB, OP_MORE, OP_PUB, OP_UNKNOWN, Op, OpKind, Token, parse_op, parse_plain_publish,
 )
 from gnatswarm.broker.peer cimport HOLD_STALL
 from gnatswarm.broker.reroutes cimport Reroutes
-from gnatswarm.broker.interest cimport MOST_SHARDS, InterestSink, QueueGroup, QueueName
+from gnatswarm.broker.interest cimport MOST_SHARDS, NO_MAX, InterestSink, QueueGroup, QueueName, Sub
 from gnatswarm.broker.tally cimport Tally
 from gnatswarm.broker.entry cimport Entry
+from gnatswarm.broker.table cimport slot_item
 from gnatswarm.broker.word cimport SLACK, hash_bytes
 
 
@@ -291,6 +292,42 @@ cdef class Probe:
             found[bytes(subject), name] = group.n_members, {
                 group.remote[i].shard: group.remote[i].members for i in range(group.n_remote)}
             group = group.next_of_all
+        return found
+
+    def miscounted(self, Sublist sublist not None) -> list:
+        """(members as siblings are told, members that count, shifts) of groups that siblings are told wrongly of, or
+        that a move still shifts."""
+        cdef QueueGroup *group = sublist.groups.next_of_all
+        cdef Sub *sub
+        cdef uint32_t n
+        found = []
+        while group != &sublist.groups:
+            n = 0
+            sub = group.members
+            while sub != NULL:
+                n += sub.out.moving != MOVING_IN
+                sub = sub.next
+            if n != group.n_members or group.shifts != NULL:
+                found.append((group.n_members, n, group.shifts != NULL))
+            group = group.next_of_all
+        return found
+
+    def left_of_moves(self, ClientConnection connection not None) -> list:
+        """What is wrong with a client's subscriptions when it does not move."""
+        cdef uint32_t i, bounded = 0
+        cdef Sub *sub
+        found = []
+        if connection.subs.slots != NULL:
+            for i in range(connection.subs.mask + 1):
+                sub = <Sub *>slot_item(connection.subs.slots[i])
+                if sub == NULL:
+                    continue
+                if sub.max_msgs == NO_MAX:
+                    found.append((<uint8_t *>sub + sizeof(Sub))[:sub.key.size])
+                elif sub.max_msgs and sub.group != NULL:
+                    bounded += 1
+        if bounded != connection.bounded_members:
+            found.append((bounded, connection.bounded_members))
         return found
 
     def link(self, int shard) -> ProbeSocket:

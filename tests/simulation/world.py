@@ -2206,8 +2206,16 @@ class World:
             self.go(person)
 
     def check_counts(self) -> None:
-        """Each shard knows how many members each queue group has at each other."""
+        """Each shard knows how many members each queue group has at each other, and here. No move has left anything."""
         outside = range(FIRST_SLOT, 63)
+        for here in self.swarm.alive:
+            for sublist in here.engine.probe.mesh.sublists():  # type: ignore[union-attr]
+                wrong = here.engine.probe.miscounted(sublist)
+                assert not wrong, f"shard {here.number} tells wrongly of its own members: {wrong}"
+        for person in self.people:
+            if not person.is_gone:
+                left = person.process.engine.probe.left_of_moves(person.client.connection)
+                assert not left, f"client {person.number} does not move, but for {left}"
         for here in self.swarm.alive:
             for sublist in here.engine.probe.mesh.sublists():  # type: ignore[union-attr]
                 found = here.engine.probe.groups(sublist)
