@@ -118,7 +118,8 @@ ctypedef struct ShiftState:
 
 # Members of a group that move.
 ctypedef struct GroupShift:
-    GroupShift *next         # of the group
+    GroupShift *next         # of the group, the newest first
+    GroupShift *previous
     QueueGroup *group
     const ShiftState *state  # of its move
     uint32_t number

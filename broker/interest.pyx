@@ -615,17 +615,21 @@ cdef class Interest:
             return False
         shift.group = group
         shift.next = group.shifts
+        if shift.next != NULL:
+            shift.next.previous = shift
         group.shifts = shift
         return True
 
     cdef void unstage(self, GroupShift *shift) noexcept:
         cdef QueueGroup *group = shift.group
         cdef Node *node = group.node
-        cdef GroupShift **at = &group.shifts
         cdef uint32_t i = 0
-        while at[0] != shift:
-            at = &at[0].next
-        at[0] = shift.next
+        if shift.next != NULL:
+            shift.next.previous = shift.previous
+        if shift.previous != NULL:
+            shift.previous.next = shift.next
+        else:
+            group.shifts = shift.next
         if group.shifts == NULL:
             while i < group.n_remote:
                 if group.remote[i].members == 0:

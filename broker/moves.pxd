@@ -168,7 +168,7 @@ cdef class Mark:
     cdef Sublist sublist_of(self, const GroupShift *shift)
     cdef int change(self, uint32_t *cursor, int shard, uint32_t start, uint32_t most, bint hears) except -1
     cdef int tell_differences(self) except -1
-    cdef int tell(self, uint32_t number, int shard, uint32_t *cursor, uint32_t then) except -1
+    cdef int tell(self, uint32_t number, int shard, uint32_t *cursor, uint32_t start, uint32_t then) except -1
     cdef int count(self, uint32_t *cursor, int shard, int sign, uint32_t n) except -1
     cdef int forget(self, uint32_t most) except -1
 

@@ -974,6 +974,15 @@ cdef uint32_t told_of(const QueueGroup *group, uint32_t shard) noexcept:
     return 0
 
 
+cdef bint is_newest(const GroupShift *shift) noexcept:
+    """Whether its group has no later one of its move: what is done for each group is done with this one. A client may
+    have a million members in one group, and so many shifts of it."""
+    cdef const GroupShift *first = shift.group.shifts
+    while first.state != shift.state:
+        first = first.next
+    return first == shift
+
+
 cdef class Mark:
     """A sibling's move of which this shard shifts counts, or will, and which it has marked, or will."""
 
@@ -1027,13 +1036,11 @@ cdef class Mark:
         more than so many shifts all that is published in their accounts."""
         cdef GroupShift *shift
         cdef Sublist sublist
-        cdef uint32_t i, first = max(self.n_over, cursor[0])
-        if hears and start == NO_SHIFT:
-            for i in range(first, self.n):
-                self.tell(i, shard, cursor, i + 1)
-        elif hears:
-            for i in range(self.n, start, -1):
-                self.tell(i - 1, shard, cursor, i - 1)
+        cdef uint32_t i, before = cursor[0]
+        if hears:
+            for i in range(self.n_over, self.n):
+                if is_newest(self.shifts[i]):
+                    self.tell(i, shard, cursor, before, start)
         cursor[0] = start
         if self.n <= most:
             for i in range(self.n_over, self.n):
@@ -1053,19 +1060,23 @@ cdef class Mark:
         cdef uint32_t i, less_before, more_before
         if sublist is None or not sublist.sink.hears_remote:
             return 0
-        for i in range(self.n, 0, -1):
-            group = self.shifts[i - 1].group
+        for i in range(self.n_over, self.n):
+            if not is_newest(self.shifts[i]):
+                continue
+            group = self.shifts[i].group
+            self.state.less_from = self.state.more_from = NO_SHIFT
             less_before = told_of(group, self.state.old)
             more_before = told_of(group, self.state.new)
-            self.state.less_from = self.state.more_from = i - 1
+            self.state.less_from = self.state.more_from = 0
             less = <int64_t>less_before - told_of(group, self.state.old)
             if <int64_t>told_of(group, self.state.new) - more_before != less:
-                sublist = self.sublist_of(self.shifts[i - 1])
+                sublist = self.sublist_of(self.shifts[i])
                 more_before += <uint32_t>less
                 sublist.tell_remote_queue(group.node, group, self.state.new, more_before, sublist.sink)
         return 0
 
-    cdef int tell(self, uint32_t number, int shard, uint32_t *cursor, uint32_t then) except -1:
+    cdef int tell(self, uint32_t number, int shard, uint32_t *cursor, uint32_t start, uint32_t then) except -1:
+        """What becomes of the count of this one's group when the cursor goes from `start` to `then`."""
         cdef QueueGroup *group = self.shifts[number].group
         cdef Sublist sublist = self.sublist_of(self.shifts[number])
         cdef uint32_t i, before
@@ -1073,9 +1084,11 @@ cdef class Mark:
             return 0
         for i in range(group.n_remote):
             if group.remote[i].shard == <uint32_t>shard:
+                cursor[0] = start
                 before = weight_of(group, i)
                 cursor[0] = then
-                sublist.tell_remote_queue(group.node, group, shard, before, sublist.sink)
+                if weight_of(group, i) != before:
+                    sublist.tell_remote_queue(group.node, group, shard, before, sublist.sink)
                 break
         return 0
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
+from gnatswarm.broker.frozen import Shift, encoded_shifts
 from gnatswarm.broker.limits import Limits
 from gnatswarm.broker.options import Options
 from gnatswarm.broker.options import Permissions as PermissionOptions
@@ -1496,4 +1497,32 @@ def test_a_frame_that_says_who_wants_no_echo_serves_plain_interest_once(*, is_ne
     assert member.messages() == [(b"1", b"%d" % number) for number in range(3)]
     assert hears.messages() == [(b"2", b"%d" % number) for number in range(3)]
     end.link.leave()
+    cluster.close()
+
+
+def test_a_server_hears_once_of_a_group_that_moves_however_many_members_in_however_many_parts():
+    """The gateway does once for the group what it did for each of its shifts: a client may have a million members."""
+    cluster = Members(1, fenced=False)
+    route = server(cluster, "route")
+    mesh = cluster.members[0].mesh
+    probe, link = mesh.engines[GATEWAY_NUMBER].probe, mesh.ends[GATEWAY_NUMBER, 1].socket
+    assert link is not None
+    parts = 50
+    for n in range(parts):
+        shifts = encoded_shifts((Shift(b"$G", b"a", b"q", 2), Shift(b"$G", b"b.%d" % n, b"q", 1)))
+        probe.feed(link, b"MSHIFT 7 5 %d\r\n%b\r\n" % (len(shifts), shifts))  # (shard 7 is dead: it counts nothing)
+    begin = len(route.socket.sent)
+
+    def told() -> list[bytes]:
+        nonlocal begin
+        lines = bytes(route.socket.sent[begin:]).split(b"\r\n")
+        begin = len(route.socket.sent)
+        return [line for line in lines if line.startswith((b"RS+ $G a q", b"RS- $G a q"))]
+
+    probe.feed(link, b"MARKQ 7 5 %d\r\n" % (2 * parts))
+    assert told() == [b"RS+ $G a q 1", b"RS+ $G a q 100"]  # (through 1: see Exchange)
+    probe.feed(link, b"MOVED 7 5 0 0\r\n\r\n")
+    assert told() == [b"RS+ $G a q 1", b"RS- $G a q"]
+    assert probe.moves.is_idle
+    route.link.leave()
     cluster.close()
