@@ -126,7 +126,8 @@ cdef Line *line_new(Lines *lines, uint32_t most, uint64_t key, const uint8_t *te
     memcpy(kept, text, size)
     if has_more:
         kept[size] = c' '
-        memcpy(kept + size + 1, more, more_size)
+        if more_size:   # (else it may be NULL)
+            memcpy(kept + size + 1, more, more_size)
         size += 1 + more_size
     line = slot_of(lines, key)
     line.key = key
