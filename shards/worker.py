@@ -295,6 +295,7 @@ class Worker:
         headroom = DescriptorHeadroom(self._on_headroom)
         path = os.path.join(boot.link_dir, f"{boot.shard}.{boot.boot_id}.sock")
         self._shard = self._new_shard(boot, page, headroom)
+        self._shard.system.reserved = reserve.opened
         if boot.is_gateway:
             self._gateway = self._new_gateway(boot, page)
         elif boot.cluster is not None:

@@ -9,6 +9,7 @@ costs a look into the match cache.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 import time
@@ -68,6 +69,7 @@ class Inbox:
     """The broker's own subscriptions: messages are delivered to one end of a socket pair and read at the other."""
 
     def __init__(self, system: System, reactor: Reactor, connection: ClientConnection) -> None:
+        """OSError: there are no descriptors, or no memory for them."""
         self._system = system
         self._loop = asyncio.get_running_loop()
         inner, self._sock = socket.socketpair()
@@ -75,7 +77,13 @@ class Inbox:
             end.setblocking(False)
         self._buffer = bytearray()
         self.connection = connection
-        self._socket = reactor.open(inner.detach(), connection, self)
+        try:
+            self._socket = reactor.open(inner.fileno(), connection, self)
+        except OSError:
+            inner.close()
+            self._sock.close()
+            raise
+        inner.detach()
         self._loop.add_reader(self._sock.fileno(), self._on_readable)
 
     def close(self) -> None:
@@ -156,6 +164,10 @@ class System:
         self._server = server
         self._voices: dict[str, ClientConnection] = {}  # the broker's own publishers, by account
         self._inbox: Inbox | None = None
+        self._listens_again: asyncio.TimerHandle | None = None  # when there is to be a new one
+        self._is_deaf = False  # there could be none the last time
+        # Descriptors that clients cannot take may be used within this.
+        self.reserved: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
         self._asked: dict[int, tuple[SystemRequest, bytes]] = {}  # seq → the request, reply subject
         self._told: set[str] = set()  # accounts whose change the router was told last
         self._last_seq = 0
@@ -190,13 +202,24 @@ class System:
         """End it in a process that continues."""
         self._is_heard = False
         self._is_closed = True
+        if self._listens_again is not None:
+            self._listens_again.cancel()
         if self._inbox is not None:
             self._inbox.close()
             self._reactor.finish()
 
     def _listen(self) -> None:
         heard = self._own_connection(self._account, self._server.options.limits, headers=False)
-        self._inbox = Inbox(self, self._reactor, heard)
+        try:
+            with self.reserved():
+                self._inbox = Inbox(self, self._reactor, heard)
+        except OSError as error:  # this shard's clients need it less than they need the shard
+            if not self._is_deaf:
+                logger.error("Requests to the system account are not heard here: %s; trying again", error.strerror)
+            self._is_deaf = True
+            self._listen_later()
+            return
+        self._is_deaf = False
         for sid, subject in enumerate(advisory.request_subjects(self._server.server_id)):
             self._inbox.connection.post(b"SUB %b _sys_ %d\r\n" % (subject.encode(), sid))
         if self._server.options.cluster.port:
@@ -209,8 +232,17 @@ class System:
         if self._inbox is inbox:
             self._inbox = None
             self._counters.own_subs = 0
-            if self._is_heard:
-                self._loop.call_later(AGAIN_S, self.configure, self._server.options)
+            self._listen_later()
+
+    def _listen_later(self) -> None:
+        if self._listens_again is None and not self._is_closed:
+            self._listens_again = self._loop.call_later(AGAIN_S, self._listen_again)
+
+    def _listen_again(self) -> None:
+        """By the options of now: a reload may have changed them, and have made an inbox."""
+        self._listens_again = None
+        if self._inbox is None and self._is_heard:
+            self._listen()
 
     def _own_connection(self, account: str, limits: Limits, *, headers: bool = True) -> ClientConnection:
         most = msgspec.structs.replace(limits, max_payload_bytes=2**30, max_control_line_bytes=2**20)

@@ -27,16 +27,20 @@ class Reserve:
         self._for_clients = self._limit
         if self._limit != resource.RLIM_INFINITY:
             self._for_clients -= min(DESCRIPTORS_FOR_LINKS, self._limit // MOST_OF_LIMIT)
+        self._open = 0  # contexts, of which one may be within another
         self._allow(self._for_clients)
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
         """Within this context the reserved descriptors may be used."""
+        self._open += 1
         self._allow(self._limit)
         try:
             yield
         finally:
-            self._allow(self._for_clients)
+            self._open -= 1
+            if not self._open:
+                self._allow(self._for_clients)
 
     def _allow(self, descriptors: int) -> None:
         with contextlib.suppress(OSError, ValueError):  # somebody has lowered the hard limit meanwhile (prlimit)

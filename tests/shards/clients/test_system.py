@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import json
+import os
+import socket
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -15,6 +20,7 @@ from gnatswarm.shards.boundary.control import AccountChanged, ControlMessage, Sy
 from gnatswarm.shards.clients import system as module
 from gnatswarm.shards.clients.system import MOST_ASKED_BY_OTHERS, MOST_BODY_BYTES, permissions_document
 from tests.support.one_shard import Client, OneShard
+from tests.support.turns import until
 
 OPTIONS = Options(
     accounts=(Account("$SYS"), Account("A")),
@@ -192,6 +198,71 @@ async def test_a_reload_silences_the_router_and_lets_it_speak_again(told: Told) 
     told.system.configure(OPTIONS)
     told.system.on_event(SystemEvent("$SYS.SERVER.N.STATSZ", b"{2}"))
     assert await admin.wait(b"}\r\n") == b"MSG $SYS.SERVER.N.STATSZ 1 3\r\n{2}\r\n"
+
+
+async def test_an_inbox_for_which_there_is_no_descriptor_is_made_later(
+    told: Told, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An error in a timer would end the shard, and clients can take all descriptors."""
+    admin = await told.client(b"admin", b"back")
+    pairs = socket.socketpair
+    tried: list[int] = []
+
+    def no_pair() -> tuple[socket.socket, socket.socket]:
+        tried.append(len(tried))
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(module, "AGAIN_S", 0.001)
+    monkeypatch.setattr(socket, "socketpair", no_pair)
+    errors: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: errors.append(context))
+    inbox = told.system._inbox
+    assert inbox is not None
+    inbox.close()
+    told.one.shard.reactor.finish()
+    await until(lambda: len(tried) == 3 or bool(errors))
+    assert errors == []
+    monkeypatch.setattr(socket, "socketpair", pairs)
+    await until(lambda: told.system._inbox is not None)
+    await admin.talk(b"PUB $SYS.REQ.SERVER.PING.VARZ back 0\r\n\r\nPING\r\n")
+    await until(lambda: [one.subject for one in told.requests] == ["$SYS.REQ.SERVER.PING.VARZ"])
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == [
+        "Requests to the system account are not heard here: Too many open files; trying again"
+    ]
+
+
+async def test_an_inbox_that_cannot_be_watched_leaves_no_descriptor(
+    told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel may have no memory for one more socket to watch."""
+    inbox = told.system._inbox
+    assert inbox is not None
+
+    class Full:
+        def open(self, *_given: object) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError, match="No space left"):
+        module.Inbox(told.system, Full(), inbox.connection)  # type: ignore[arg-type]
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+async def test_a_new_inbox_is_one_of_the_present_options(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the reload before last would have the system account in an account that is none any more."""
+    later: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(told.system, "_loop", SimpleNamespace(call_later=lambda *given: later.append(given)))
+    inbox = told.system._inbox
+    assert inbox is not None
+    inbox.close()
+    told.one.shard.reactor.finish()
+    monkeypatch.undo()
+    ((_after_s, again, *given),) = later
+    moved = msgspec.structs.replace(OPTIONS, system_account="A")
+    told.system.configure(moved)
+    again(*given)
+    assert told.system._server.options is moved
+    assert told.system._account == "A"
 
 
 async def test_the_last_word_goes_to_one_member_of_a_group(told: Told) -> None:

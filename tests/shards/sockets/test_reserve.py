@@ -65,6 +65,18 @@ def test_a_client_gets_none_of_them_and_a_link_does(limited: None) -> None:
             os.close(fd)
 
 
+def test_one_that_is_within_another_takes_nothing_from_it(limited: None) -> None:
+    """A reload uses them, and within it whoever makes a socket."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
+    reserve = Reserve()
+    with reserve.opened():
+        with reserve.opened():
+            assert limit() == 1024
+        assert limit() == 1024
+    assert limit() < 1024
+
+
 def test_where_somebody_has_lowered_the_limit_it_does_without(limited: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """By prlimit, of a process that may not raise it again: what is to be done there is tried all the same."""
     reserve = Reserve()
