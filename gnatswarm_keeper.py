@@ -414,9 +414,11 @@ class _Keeper:
             if child is not None and child.status is None and descriptors:
                 words.send_channel(child.lifeline, descriptors[0])
         elif isinstance(packet, words.Hold):
-            if descriptors:  # none: we have none left, and go on holding the last one
+            is_held = bool(descriptors)
+            if is_held:  # else we have none left, and go on holding the last one
                 self._release(packet.name)
                 self._held[packet.name] = descriptors.pop()
+            self._say(words.Held(packet.name, is_held))
         elif isinstance(packet, words.Release):
             self._release(packet.name)
         elif isinstance(packet, words.Watch):

@@ -123,6 +123,7 @@ class SupervisedBroker:
         self.server_id = "N" + base64.b32encode(os.urandom(35)).decode()[:55]
         self.server_name = options.server_name or self.server_id
         self.holdings = Holdings(keeper)
+        keeper.on_held = self.holdings.on_held
         self.monitor_socket = opened.monitor_socket
         try:
             self.page = Page.create()
@@ -159,6 +160,7 @@ class SupervisedBroker:
         self.wanted, self.started_at = record.wanted, record.started_at
         self.server_id, self.server_name = record.server_id, record.server_name
         self.holdings = Holdings(self.keeper, held)
+        self.keeper.on_held = self.holdings.on_held
         self.monitor_socket = socket.socket(fileno=held["monitoring"]) if "monitoring" in held else None
         websocket = record.websocket
         self.history_fd, self.alarms_fd = self._kept(HISTORY, held), self._kept(ALARMS, held)

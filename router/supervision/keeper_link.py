@@ -40,6 +40,7 @@ class KeeperLink:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._on_signal: Callable[[int], None] = lambda number: None
         self._on_exited: Callable[[int, int], None] = lambda pid, status: None
+        self.on_held: Callable[[str, bool], None] = lambda name, is_held: None  # the answer to hold()
         # The group may get a SIGTERM too, which is the keeper's business.
         signal.signal(signal.SIGTERM, self._on_term)
         parentage.die_with_parent(signal.SIGTERM)
@@ -90,7 +91,7 @@ class KeeperLink:
         self._send(keeping.Forgotten(pid))
 
     def hold(self, name: str, descriptor: int) -> None:
-        """Keep this for the next router, in place of what had this name."""
+        """Keep this for the next router, in place of what had this name; on_held() has the answer later."""
         self._send(keeping.Hold(name), [descriptor])
 
     def release(self, name: str) -> None:
@@ -156,6 +157,8 @@ class KeeperLink:
                 self._on_signal(number)
             case keeping.Exited(pid, status):
                 self._on_exited(pid, status)
+            case keeping.Held(name, is_held):
+                self.on_held(name, is_held)
             case keeping.Renewed():
                 self.renewed = packet
 

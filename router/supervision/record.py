@@ -2,13 +2,16 @@
 
 It is written whenever something of it changes, into a memfd that the keeper holds: whole, or not at all. Options are in
 a memfd of their own, because they are large and change only by a reload. What else a router needs are descriptors, by
-names: `Holdings` tells the keeper which. Times are of the monotonic clock, which all processes share.
+names: `Holdings` tells the keeper which, and again where it had no room. Times are of the monotonic clock, which all
+processes share.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import time
+from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -27,6 +30,8 @@ log = logging.getLogger("gnatswarm.router")
 # Increased with every change of the structs below. Another version is refused.
 RECORD_VERSION = 3
 OPTIONS = "options"
+# What the keeper had no room for is offered again after this time.
+AGAIN_S = 1.0
 
 
 class RecordError(Exception):
@@ -140,7 +145,7 @@ class Holder(Protocol):
     """The keeper, as far as it holds descriptors."""
 
     def hold(self, name: str, descriptor: int) -> None:
-        """Keep this for the next router, in place of what had this name."""
+        """Keep this for the next router, in place of what had this name; Holdings.on_held() is told the answer."""
 
     def release(self, name: str) -> None:
         """Keep what has this name no more."""
@@ -149,7 +154,8 @@ class Holder(Protocol):
 class Holdings:
     """What the keeper holds for the next router. `begin()` once the broker serves: before, there is no next one.
 
-    A record that cannot be written, without descriptors or memory, is late: catch_up() tries again.
+    A record that cannot be written, without descriptors or memory, or that the keeper cannot take, is late: catch_up()
+    tries again.
     """
 
     def __init__(self, holder: Holder, held: Mapping[str, int] | None = None) -> None:
@@ -157,6 +163,10 @@ class Holdings:
         self._held = {name: number for name, number in (held or {}).items() if name not in (RECORD, OPTIONS)}
         self._has_begun = held is not None
         self._late: dict[str, msgspec.Struct] = {}
+        self._last: dict[str, msgspec.Struct] = {}  # the last that the keeper was sent
+        self._unanswered: Counter[str] = Counter()
+        self._refused: set[str] = set()  # names for which it had no room at last
+        self._again_s = 0.0  # of the monotonic clock: not before
 
     def begin(self, options: OptionsRecord, things: Mapping[str, int], record: BrokerRecord) -> None:
         """Hold all this; from now on a router that dies is replaced."""
@@ -173,7 +183,7 @@ class Holdings:
             self._holder.release(name)
         for name, number in things.items():
             if self._held.get(name) != number:
-                self._holder.hold(name, number)
+                self._hold(name, number)
         self._held = dict(things)
 
     def remember(self, record: BrokerRecord) -> None:
@@ -189,7 +199,43 @@ class Holdings:
     def catch_up(self) -> None:
         """Hold what is late, as far as that can be had now. To be called several times a second."""
         for name, record in list(self._late.items()):
-            self._write(name, record)
+            if name not in self._refused or time.monotonic() >= self._again_s:
+                self._write(name, record)
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether the keeper has said of the last options whether it holds them."""
+        return not self._unanswered[OPTIONS]
+
+    @property
+    def are_options_late(self) -> bool:
+        """Whether another router would find the options of before: the keeper has no room for the present ones."""
+        return OPTIONS in self._late
+
+    def on_held(self, name: str, is_held: bool) -> None:
+        """The keeper holds what it was sent under this name, or had no room for it, and holds what it had before."""
+        self._unanswered[name] -= 1
+        if self._unanswered[name] > 0:  # what counts is the answer to the last one
+            return
+        if is_held:
+            self._refused.discard(name)
+            return
+        if name not in self._refused and (name == OPTIONS or not self._refused):
+            log.error(
+                "The main process has no descriptor left to keep %s for another router: if this one dies, what was "
+                "there before holds again; trying again",
+                "the options" if name == OPTIONS else name,
+            )
+        self._refused.add(name)
+        self._again_s = time.monotonic() + AGAIN_S
+        if name in self._last:
+            self._late.setdefault(name, self._last[name])
+        elif name in self._held:
+            self._held[name] = -1  # keep() finds that it is another one
+
+    def _hold(self, name: str, descriptor: int) -> None:
+        self._holder.hold(name, descriptor)
+        self._unanswered[name] += 1
 
     def _write(self, name: str, record: msgspec.Struct) -> None:
         try:
@@ -200,13 +246,14 @@ class Holdings:
             self._late[name] = record
         else:
             self._late.pop(name, None)
+            self._last[name] = record
 
     def _hold_written(self, name: str, record: msgspec.Struct) -> None:
         descriptor = os.memfd_create(f"gnatswarm-{name}", os.MFD_CLOEXEC)
         try:
             with open(descriptor, "wb", closefd=False) as stream:
                 stream.write(msgspec.msgpack.encode(record))
-            self._holder.hold(name, descriptor)
+            self._hold(name, descriptor)
         finally:
             os.close(descriptor)
 

@@ -37,6 +37,10 @@ log = logging.getLogger("gnatswarm.router")
 # From its being applied. Less than a command waits for its reply.
 CONFIRMED_WITHIN_S = 10.0
 POLL_S = 0.002
+NOT_KEPT = (
+    "the main process has no descriptor left to keep the new options: until it has, shards get those of before if the"
+    " router dies"
+)
 
 
 class ReloadOutcome(msgspec.Struct, frozen=True):
@@ -90,14 +94,18 @@ class Reloader:
         return await asyncio.shield(self._turn())
 
     async def reload_everywhere(self) -> ReloadOutcome:
-        """Reload, and wait until it holds on every shard, but no longer than CONFIRMED_WITHIN_S."""
+        """Reload, and wait until it holds on every shard and is kept for another router, at most CONFIRMED_WITHIN_S."""
         outcome = await self.reload()
         give_up_at = time.monotonic() + CONFIRMED_WITHIN_S
-        while not outcome.refused and not self._echo.is_complete:
+        holdings = self._broker.holdings
+        while not outcome.refused and not (self._echo.is_complete and holdings.is_answered):
             if time.monotonic() > give_up_at:
-                return msgspec.structs.replace(outcome, is_late=True)
+                return msgspec.structs.replace(outcome, is_late=not self._echo.is_complete)
             await asyncio.sleep(POLL_S)
-        return outcome
+        if outcome.refused or not holdings.are_options_late:
+            return outcome
+        answer = msgspec.structs.replace(outcome.answer, problems=(*outcome.answer.problems, NOT_KEPT))
+        return msgspec.structs.replace(outcome, answer=answer)
 
     def _turn(self) -> asyncio.Task[ReloadOutcome]:
         """The next one, which has not read anything yet."""

@@ -15,7 +15,7 @@ import sys
 import msgspec
 
 # Increased with every change of a packet or of Succession.
-KEEPING_VERSION = 1
+KEEPING_VERSION = 2
 
 MAX_PACKET_BYTES = 64 * 1024
 # A shard's control channel, page, listeners and hand-off queue, and room for more of each.
@@ -55,7 +55,10 @@ class Reach(Packet, frozen=True):
 
 
 class Hold(Packet, frozen=True):
-    """Keep the descriptor that comes along, for the next router; it replaces the last one of that name."""
+    """Keep the descriptor that comes along, for the next router, in place of the last one of that name.
+
+    Answered by Held, in order.
+    """
 
     name: str
 
@@ -120,6 +123,13 @@ class Launched(Packet, frozen=True):
     pid: int
 
 
+class Held(Packet, frozen=True):
+    """The answer to Hold."""
+
+    name: str
+    is_held: bool  # False: there was no room for one more descriptor here, and the last one is held still
+
+
 class Exited(Packet, frozen=True):
     """A shard was reaped; repeated to the next router until Forgotten."""
 
@@ -149,7 +159,7 @@ ToKeeper = (
     Launch | Kill | Reach | Hold | Release | Watch | Notify | Forgotten | Ending
     | Succeed | TakenOver | Renew | FormatsWanted
 )  # fmt: skip
-ToRouter = Launched | Exited | Signalled | Renewed | Formats
+ToRouter = Launched | Held | Exited | Signalled | Renewed | Formats
 
 _encoder = msgspec.msgpack.Encoder()
 

@@ -15,6 +15,7 @@ import urllib.request
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from gnatswarm import keeper
@@ -80,6 +81,12 @@ def no_descriptors(pid: int) -> tuple[int, int]:
     used = {int(one.name) for one in os.scandir(f"/proc/{pid}/fd")}
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (min(set(range(len(used) + 1)) - used), limits[1]))
     return limits
+
+
+def held_options(pid: int) -> list[int]:
+    """The generations of the options that the keeper holds."""
+    held = [one.path for one in os.scandir(f"/proc/{pid}/fd") if "memfd:gnatswarm-options" in os.readlink(one.path)]
+    return [msgspec.msgpack.decode(Path(one).read_bytes())["generation"] for one in held]
 
 
 def info_from(port: int) -> bytes:
@@ -316,6 +323,22 @@ class TestRouterDies:
             assert shard_pids(router) == seen
             assert len([line for line in router.log.lines if "Cannot start another router" in line]) == 1
 
+    def test_while_the_keeper_has_no_room_for_the_options_of_a_reload(self, tmp_path: Path) -> None:
+        """The log says it, and when there is room again another router goes on with the new options."""
+        path = tmp_path / "options.json"
+        with Router(tmp_path, 2, environment={"RELOADED_OPTIONS": str(path)}) as router:
+            router.wait_ready()
+            limits = no_descriptors(router.process.pid)
+            path.write_text(json.dumps(option_tree(2, -1, "reuseport", limits={"max_connections": 3})))
+            router.process.send_signal(signal.SIGHUP)
+            router.wait_log(r"\[ERR\] The main process has no descriptor left to keep the options for another router")
+            assert held_options(router.process.pid) == [0]
+            resource.prlimit(router.process.pid, resource.RLIMIT_NOFILE, limits)
+            wait_until(lambda: held_options(router.process.pid) == [1], "the keeper has those of the reload")
+            router.kill_router()
+            router.wait_log("goes on with its shards")
+            assert {row["generation"] for row in router.reloads()} == {1}
+
     def test_it_ends_though_there_is_no_room_for_another(self, tmp_path: Path) -> None:
         with Router(tmp_path, 2, is_real=True) as router:
             router.wait_ready()
@@ -551,6 +574,22 @@ def test_a_router_that_reads_slowly_hears_of_every_exit() -> None:
             assert before < len(heard) < len(told) + 1, "no more comes, though not all was heard"
             one._flush()
         assert heard == told
+
+
+def test_what_is_not_held_is_said() -> None:
+    """Its descriptor did not come along, because the keeper has none left: what it held before stays."""
+    one = keeper._Keeper(lambda post: 0, -1, keeper._Again("gnatswarm", (), {}))
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        one._sock = ours
+        first = os.dup(ours.fileno())
+        one._carry_out(keeping.Hold("options"), [first])
+        one._carry_out(keeping.Hold("options"), [])
+        assert one._held == {"options": first}
+        decoder = keeping.decoder_of(keeping.ToRouter)
+        answers = [keeping.receive(theirs, decoder, socket.MSG_DONTWAIT) for _ in range(2)]
+        assert answers == [(keeping.Held("options", True), []), (keeping.Held("options", False), [])]
+        one._release("options")
 
 
 def test_a_router_that_has_to_prove_itself_is_killed_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
+import re
+import time
 
 import msgspec
 import pytest
 
 from gnatswarm.broker.options import Options
 from gnatswarm.router.supervision.record import (
+    AGAIN_S,
     OPTIONS,
     RECORD_VERSION,
     BrokerRecord,
@@ -83,3 +86,53 @@ def test_what_cannot_be_held_now_is_held_later(caplog):
     assert keeper.held == [RECORD, OPTIONS]
     holdings.catch_up()
     assert keeper.held == [RECORD, OPTIONS]
+
+
+def test_what_the_keeper_had_no_room_for_is_offered_again(caplog, monkeypatch):
+    """Another router would find the options before a reload, and say nothing of it."""
+    now_s = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    keeper = Keeper()
+    holdings = Holdings(keeper, held={})
+    holdings.hold_options(OptionsRecord(1, Options()))
+    holdings.remember(record_of(RECORD_VERSION))
+    assert not holdings.is_answered and not holdings.are_options_late
+    holdings.on_held(RECORD, False)
+    holdings.on_held(OPTIONS, False)
+    assert holdings.is_answered and holdings.are_options_late
+    for _ in range(3):  # not at once
+        holdings.catch_up()
+    assert keeper.held == [OPTIONS, RECORD]
+    now_s += AGAIN_S
+    holdings.catch_up()
+    assert sorted(keeper.held) == sorted([OPTIONS, RECORD] * 2)
+    holdings.on_held(RECORD, False)
+    holdings.on_held(OPTIONS, True)
+    assert holdings.is_answered and not holdings.are_options_late
+    lines = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert [re.findall(r"to keep (.*) for another", line) for line in lines] == [["record"], ["the options"]]
+
+
+def test_an_answer_to_what_was_replaced_meanwhile_says_nothing(caplog):
+    keeper = Keeper()
+    holdings = Holdings(keeper, held={})
+    for generation in (1, 2):
+        holdings.hold_options(OptionsRecord(generation, Options()))
+    holdings.on_held(OPTIONS, False)
+    assert not holdings.is_answered and not holdings.are_options_late
+    holdings.on_held(OPTIONS, True)
+    assert holdings.is_answered and not holdings.are_options_late
+    assert not caplog.records
+
+
+def test_a_socket_for_which_there_was_no_room_is_offered_again():
+    keeper = Keeper()
+    holdings = Holdings(keeper, held={})
+    things = {"listener.0": 5, "page": 6}
+    holdings.keep(things)
+    holdings.keep(things)
+    assert keeper.held == ["listener.0", "page"]
+    holdings.on_held("listener.0", False)
+    holdings.on_held("page", True)
+    holdings.keep(things)
+    assert keeper.held == ["listener.0", "page", "listener.0"]
