@@ -10,6 +10,8 @@ import os
 import signal
 from collections.abc import Iterable
 
+from gnatswarm.router.config.flags import BadCommandLine, parse
+
 # The real server's names. Its `stop` is SIGKILL, and so is ours: a router's shards die with it.
 SIGNALS = {
     "stop": signal.SIGKILL,
@@ -102,8 +104,12 @@ def _is_router(words: list[bytes], program: str) -> bool:
 
 
 def _has_no_command(words: list[bytes]) -> bool:
-    """A broker is started with flags alone."""
-    return words[:1] in ([], [b""]) or words[0].startswith(b"-")
+    """A broker is started with flags alone; a command may have some in front (`gnatswarm -m 8222 top`)."""
+    given = [os.fsdecode(word) for word in words]
+    try:
+        return not any(parse(given[:-1] if given[-1:] == [""] else given).words)
+    except BadCommandLine:  # longer than what was read, or of another version
+        return given[0].startswith("-")
 
 
 def _looks_like_pid(text: str) -> bool:

@@ -82,13 +82,16 @@ def test_running_brokers_are_known_by_their_command_lines(tmp_path: pathlib.Path
         "19": "/x/bin/python3\0/x/bin/gnatswarm\0top\0",
         "20": "gnatswarm\0status\0--json\0",
         "21": "python\0-m\0gnatswarm\0restart\0",
+        "22": "gnatswarm\0-m\x008222\0top\0",
+        "23": "gnatswarm\0-c\0" + "x" * 4096 + "\0",
+        "24": "gnatswarm\0-c\0\0",
         "self": "gnatswarm\0",
     }
     for name, words in processes.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "cmdline").write_text(words)
     (tmp_path / "18").mkdir()
-    assert sorted(signals.running_pids("gnatswarm", proc=str(tmp_path))) == [10, 11]
+    assert sorted(signals.running_pids("gnatswarm", proc=str(tmp_path))) == [10, 11, 23, 24]
     assert sorted(signals.running_pids("nats-server", proc=str(tmp_path))) == [13, 14]
 
 
