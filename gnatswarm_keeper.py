@@ -156,6 +156,7 @@ def _follow_as_router(route: Callable[[Post], int], succession: Succession) -> i
 
     from gnatswarm.shards.boundary import keeping, parentage
 
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)  # it ignores some, and has to hear when the keeper dies
     parentage.name_process("gnat-router")
     parentage.title_process("gnatswarm: router")
     sock = socket.socket(fileno=succession.sock)

@@ -10,10 +10,13 @@ import os
 import sys
 
 from gnatswarm.router.config.flags import BadCommandLine, CommandLine, nearest, parse
+from gnatswarm.shards.boundary.children import HANDLED_SIGNALS
 
 # Type checkers know this name; importing `typing` would take time.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import signal
+
     from gnatswarm.broker.options import Options
     from gnatswarm.router.commands.operator_arguments import OperatorArguments
     from gnatswarm.router.config.conf_tree import ConfigError
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
     from gnatswarm.router.listening.inherited import Inherited
     from gnatswarm.router.supervision.notify import Notifier
     from gnatswarm.shards.boundary.keeping import Post
+else:
+    import _signal as signal  # the same functions; `signal` makes enumerations of all numbers
 
 
 COMMANDS = (
@@ -44,6 +49,19 @@ def main(argv: list[str] | None = None, *, program: str = "", owner: int = -1) -
 
     `owner`: a descriptor whose end stops a broker; -1: none.
     """
+    # What a broker is told before it can act waits; SIGTTIN, for one, would stop this process.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED_SIGNALS)
+    try:
+        try:
+            return _main(argv, program, owner, before)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    except KeyboardInterrupt:
+        return _interrupted()
+
+
+def _main(argv: list[str] | None, program: str, owner: int, signals: set[int]) -> int:
+    """As main(); `signals`: which are blocked while a command runs that is no broker."""
     # One that follows another program of the broker is called as that was.
     program = os.environ.get("GNATSWARM_SUCCESSION", "").partition(":")[2] or program or _called_as()
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -53,14 +71,15 @@ def main(argv: list[str] | None = None, *, program: str = "", owner: int = -1) -
             return _shard(arguments[1:])
         if arguments == ["_formats"]:
             return _formats()
-        code = _run(parse(arguments), program, owner, arguments)
+        line = parse(arguments)
+        if not _starts_broker(line):
+            signal.pthread_sigmask(signal.SIG_SETMASK, signals)
+        code = _run(line, program, owner, arguments)
         if sys.stdout is not None:  # closed: `>&-`
             sys.stdout.flush()
         return code
     except BadCommandLine as bad:
         return _fail(program, f"{bad}\nrun {program} -h to see every flag")
-    except KeyboardInterrupt:
-        return _interrupted()
     except BrokenPipeError:  # as with `| head`
         _discard_output()
         return 1
@@ -122,6 +141,11 @@ def _formats() -> int:
 
     print(own_answer(formats()))
     return 0
+
+
+def _starts_broker(line: CommandLine) -> bool:
+    prints = any(line.asks(flag) for flag in ("h", "help_tls", "v", "t"))
+    return not (line.words or prints or line.values.get("sl"))
 
 
 def _run(line: CommandLine, program: str, owner: int, arguments: list[str]) -> int:

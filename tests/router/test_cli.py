@@ -28,7 +28,7 @@ from gnatswarm.router import cli, serving
 from gnatswarm.router.commands import operator_commands
 from gnatswarm.router.config import help
 from gnatswarm.router.config.flags import FLAGS, BadCommandLine, parse
-from tests.support.servers import Broker
+from tests.support.servers import Broker, wait_until
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -348,3 +348,64 @@ def test_a_reload_does_not_read_a_pipe_again_as_an_empty_configuration(start_bro
         assert "nobody writes to this pipe, or it was read before" in line
     finally:
         os.close(reading)
+
+
+TOLD_EARLY = """
+import os, sys
+from gnatswarm.router import cli
+number, *words = sys.argv[1:]
+run = cli._run
+def run_told(*given):
+    os.kill(os.getpid(), int(number))
+    return run(*given)
+cli._run = run_told
+sys.exit(cli.main(words, program="gnatswarm"))
+"""
+
+
+def told_early(number: int, tmp_path: pathlib.Path, *words: str) -> subprocess.Popen[str]:
+    """A program that gets this signal before it has done anything."""
+    return subprocess.Popen(
+        [sys.executable, "-P", "-c", TOLD_EARLY, str(number), *words],
+        env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path), "TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_broker_that_is_told_to_stop_before_it_can_does_it_then(tmp_path: pathlib.Path, number: int) -> None:
+    program = told_early(number, tmp_path, "-a", "127.0.0.1", "-p", "-1", "--no-stats")
+    _said, log = program.communicate(timeout=30)
+    assert program.returncode == 0
+    assert "Server Exiting.." in log and "Traceback" not in log
+
+
+@pytest.mark.parametrize("number", [signal.SIGTTIN, signal.SIGTTOU])
+def test_a_broker_that_is_told_to_scale_before_it_can_does_not_stand_still(tmp_path: pathlib.Path, number: int) -> None:
+    """The kernel stops a process that has no handler for these. The log says that it is too early."""
+    log = tmp_path / "log"
+    words = ["-a", "127.0.0.1", "-p", "-1", "--no-stats", "--shards", "1", "-l", str(log)]
+    with told_early(number, tmp_path, *words) as program:
+        try:
+            wanted = f"{signal.Signals(number).name}: "
+            wait_until(lambda: log.exists() and wanted in log.read_text() and "Server is ready" in log.read_text())
+        finally:
+            program.send_signal(signal.SIGCONT)
+            program.send_signal(signal.SIGINT)
+            program.communicate(timeout=30)
+    assert program.returncode == 0
+
+
+def test_a_command_that_is_no_broker_ends_by_a_signal_at_once(tmp_path: pathlib.Path) -> None:
+    program = told_early(signal.SIGINT, tmp_path, "-v")
+    assert program.communicate(timeout=30) == ("", "")
+    assert program.returncode == -signal.SIGINT
+
+
+@pytest.mark.parametrize("words", [["-v"], ["-bogus"], ["nonsense"]])
+def test_a_command_leaves_the_signals_as_they_were(words: list[str]) -> None:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    cli.main(words, program="gnatswarm")
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
