@@ -46,7 +46,7 @@ class Router:
             reloaded=lambda why="": self.steps.append(f"reloaded: {why}"),
         )
         self.runtime_files = SimpleNamespace(write_pid_file=lambda path: self.steps.append(f"pid file {path}"))
-        self.holdings = SimpleNamespace(is_answered=True, are_options_late=False)
+        self.holdings: Any = SimpleNamespace(is_answered=True, are_options_late=False)
         self.echo = ReloadEcho(self.notifier)  # type: ignore[arg-type]
 
     @property
@@ -302,13 +302,25 @@ async def test_who_asks_is_told_that_a_shard_is_late(monkeypatch: pytest.MonkeyP
 async def test_that_the_keeper_has_no_room_for_the_options_is_answered() -> None:
     """They hold, but another router would give shards those of before."""
     router = Router(Options())
-    router.holdings.is_answered = False
+    looks: list[bool] = []
+
+    class Keeps:
+        """The keeper says nothing at first, and then that it has no room."""
+
+        are_options_late = False
+
+        @property
+        def is_answered(self) -> bool:
+            looks.append(self.are_options_late)
+            return self.are_options_late
+
+    router.holdings = holdings = Keeps()
     asked = asyncio.create_task(router.reloader(lambda: Options(auth_token="t")).reload_everywhere())
     await until(lambda: any(isinstance(step, Reload) for step in router.steps))
     router.echo.on_reloaded(0, 1)
-    await until(lambda: router.echo.is_complete)
+    await until(lambda: asked.done() or len(looks) == 3)
     assert not asked.done()
-    router.holdings.are_options_late = router.holdings.is_answered = True
+    holdings.are_options_late = True
     outcome = await asked
     assert not outcome.refused and not outcome.is_late
     assert outcome.answer.problems == (reloader_module.NOT_KEPT,)
