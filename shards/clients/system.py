@@ -77,6 +77,7 @@ class Inbox:
             end.setblocking(False)
         self._buffer = bytearray()
         self.connection = connection
+        self.is_ended = False  # by us: another account is the system account now
         try:
             self._socket = reactor.open(inner.fileno(), connection, self)
         except OSError:
@@ -88,6 +89,7 @@ class Inbox:
 
     def close(self) -> None:
         """End the subscriptions."""
+        self.is_ended = True
         self._socket.kick(CloseReason.CLIENT_CLOSED)
 
     def on_closed(self, _reason: int) -> None:
@@ -190,6 +192,7 @@ class System:
         self._is_heard = self._may_answer and options.has_system_users
         if self._inbox is not None and (moved or not self._is_heard):
             self._inbox.close()
+            self._finish_soon()
         elif self._inbox is None and self._is_heard:
             self._listen()
 
@@ -217,7 +220,7 @@ class System:
             if not self._is_deaf:
                 logger.error("Requests to the system account are not heard here: %s; trying again", error.strerror)
             self._is_deaf = True
-            self._listen_later()
+            self._listen_later(AGAIN_S)
             return
         self._is_deaf = False
         for sid, subject in enumerate(advisory.request_subjects(self._server.server_id)):
@@ -228,15 +231,18 @@ class System:
         self._finish_soon()
 
     def on_inbox_closed(self, inbox: Inbox) -> None:
-        """It was closed, or fell too far behind: make a new one after AGAIN_S. Requests in the old one are lost."""
+        """It fell too far behind: make a new one after AGAIN_S. Or we have ended it: at once, if there is to be one.
+
+        Requests in the old one are lost.
+        """
         if self._inbox is inbox:
             self._inbox = None
             self._counters.own_subs = 0
-            self._listen_later()
+            self._listen_later(0.0 if inbox.is_ended else AGAIN_S)
 
-    def _listen_later(self) -> None:
+    def _listen_later(self, after_s: float) -> None:
         if self._listens_again is None and not self._is_closed:
-            self._listens_again = self._loop.call_later(AGAIN_S, self._listen_again)
+            self._listens_again = self._loop.call_later(after_s, self._listen_again)
 
     def _listen_again(self) -> None:
         """By the options of now: a reload may have changed them, and have made an inbox."""

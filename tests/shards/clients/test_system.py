@@ -265,6 +265,18 @@ async def test_a_new_inbox_is_one_of_the_present_options(told: Told, monkeypatch
     assert told.system._account == "A"
 
 
+async def test_after_a_reload_of_the_system_account_requests_are_heard_there_at_once(
+    told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "AGAIN_S", 3600.0)
+    before = told.system._inbox
+    told.system.configure(msgspec.structs.replace(OPTIONS, system_account="A"))
+    await until(lambda: told.system._inbox not in (None, before))
+    ann = await told.client(b"ann", b"back")
+    await ann.talk(b"PUB $SYS.REQ.SERVER.PING.VARZ back 0\r\n\r\nPING\r\n")
+    await until(lambda: [one.subject for one in told.requests] == ["$SYS.REQ.SERVER.PING.VARZ"])
+
+
 async def test_the_last_word_goes_to_one_member_of_a_group(told: Told) -> None:
     admin = await told.client(b"admin")
     await admin.talk(b"SUB $SYS.SERVER.*.SHUTDOWN q 1\r\nSUB $SYS.SERVER.*.SHUTDOWN q 2\r\nPING\r\n")
