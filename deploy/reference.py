@@ -107,9 +107,11 @@ SECTIONS: tuple[tuple[str, str, type[msgspec.Struct], str], ...] = (
         "`mappings { foo: bar }`, in an account, or at the top level for the account $G. A destination is a subject, "
         "or a list of `{destination: …, weight: 30%}`; its tokens may be `$1` or `{{wildcard(1)}}`, "
         "`{{partition(buckets,1,2)}}`, `{{split(1,-)}}`, `{{splitFromLeft(1,2)}}`, `{{splitFromRight(1,2)}}`, "
-        "`{{sliceFromLeft(1,2)}}`, "
-        "`{{sliceFromRight(1,2)}}`. If the weights are less than 100% together, the rest stays on the subject itself; "
-        "if the subject is one of the destinations, the rest is dropped. Permissions apply to the destination.",
+        "`{{sliceFromLeft(1,2)}}`, `{{sliceFromRight(1,2)}}`, and as in 2.15 `{{left(1,2)}}`, `{{right(1,2)}}`, "
+        "`{{random(buckets)}}` and `{{partition(buckets)}}`, of the whole subject. If the weights are less than 100% "
+        "together, the rest stays on the subject itself; if the subject, as it is written, is one of the destinations, "
+        "the rest is dropped. With `cluster: NAME` a destination is for members of that cluster, which then have none "
+        "but such. Permissions apply to the destination.",
     ),
 )
 

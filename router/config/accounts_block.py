@@ -47,7 +47,9 @@ _KEYS = (
 class Accounts:
     """Reads the block; `accounts` and `users` are what it found, `problems` what is wrong."""
 
-    def __init__(self, entry: Entry) -> None:
+    def __init__(self, entry: Entry, cluster: str) -> None:
+        """`cluster`: the name of ours, or ""."""
+        self._cluster = cluster
         # By name, and a list: there may be ten thousands.
         self._accounts: dict[str, Account] = {}
         self._users: list[User] = []
@@ -127,7 +129,7 @@ class Accounts:
             elif key == "imports":
                 exchange.read_imports(entry)
             elif key in ("mappings", "maps"):
-                mappings += MappingsBlock(entry, self.problems, self.notices).mappings
+                mappings += MappingsBlock(entry, self.problems, self.notices, self._cluster).mappings
             elif key in ("msg_trace", "trace_dest"):
                 trace = message_trace(entry, self.problems)
             elif not entry.used:

@@ -1,12 +1,15 @@
 """A block `mappings { subject: destination }`, of an account or of the whole file.
 
 A destination is a subject, `{destination: …, weight: 30%}` or a list of those. If the weights are less than 100
-together, the rest stays on the subject itself; if the subject is one of the destinations, the rest is dropped.
+together, the rest stays on the subject itself; if the subject, as it is written, is one of the destinations, the rest
+is dropped (`foo.*: foo.$1` drops nothing). Destinations with `cluster` count in a member of that cluster, and there
+only those; elsewhere those without.
 """
 
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 from gnatswarm.broker.options import Mapping
 from gnatswarm.broker.subject import is_valid_subscription
@@ -16,12 +19,21 @@ from gnatswarm.router.config.conf_tree import Block, Entry, List, Node, Position
 _KEYS = {"dest": "destination", "destination": "destination", "weight": "weight", "cluster": "cluster"}
 
 
-class MappingsBlock:
-    """Reads one block; `mappings` is the result, in the order of the file."""
+class _Destination(NamedTuple):
+    """One as it is written."""
 
-    def __init__(self, entry: Entry, problems: list[Problem], notices: list[Problem]) -> None:
+    subject: str
+    weight: int
+    cluster: str = ""  # for members of this one; "": for all that have none of their own
+
+
+class MappingsBlock:
+    """Reads one block; `mappings` is the result, in the order of the file. `cluster`: the name of ours, or ""."""
+
+    def __init__(self, entry: Entry, problems: list[Problem], notices: list[Problem], cluster: str) -> None:
         self._problems = problems
         self._notices = notices
+        self._cluster = cluster
         self.mappings: tuple[Mapping, ...] = ()
         block = entry.value
         if not isinstance(block, Block):
@@ -41,29 +53,37 @@ class MappingsBlock:
 
     def _mapping(self, entry: Entry) -> None:
         subject = entry.key
-        found: list[tuple[str, int]] = []
+        found: list[_Destination] = []
         for item in entry.value.items if isinstance(entry.value, List) else [entry.value]:
             destination = self._destination(subject, item, is_alone=not isinstance(entry.value, List))
             if destination is None:
                 continue
-            if any(destination[0] == name for name, _ in found):
-                self._problem(item.at, f'duplicate entry for "{destination[0]}"', "keep one, with both weights")
+            if any(destination.subject == one.subject for one in found):
+                what = f'duplicate entry for "{destination.subject}"'
+                self._problem(item.at, what, "keep one, with both weights")
                 continue
             found.append(destination)
-        total = sum(weight for _, weight in found)
-        if total > 100:
-            self._problem(entry.value.at, f"total weight needs to be <= 100, not {total}", "lower some of them")
-            return
+        for cluster in dict.fromkeys(one.cluster for one in found):
+            total = sum(one.weight for one in found if one.cluster == cluster)
+            if total > 100:
+                self._problem(entry.value.at, f"total weight needs to be <= 100, not {total}", "lower some of them")
+                return
+        for cluster in dict.fromkeys(one.cluster for one in found if one.cluster not in ("", self._cluster)):
+            what = f'the destinations of "{subject}" for another cluster were ignored: {cluster}'
+            self._notice(entry.at, what, "name our own with cluster { name: … }")
+        own = [one for one in found if one.cluster and one.cluster == self._cluster]
+        chosen = own or [one for one in found if not one.cluster]
         itself = _itself(subject)
-        if total < 100 and not any(name in (itself, subject) for name, _ in found):
-            found.append((itself, 100 - total))
-        if [name for name, weight in found if weight] != [itself] or found[0][1] != 100:
-            self.mappings += (Mapping(subject, tuple(found)),)
+        shares = [(itself if one.subject == subject else one.subject, one.weight) for one in chosen]
+        total = sum(weight for _, weight in shares)
+        if total < 100 and not any(one.subject == subject for one in chosen):
+            shares.append((itself, 100 - total))
+        self.mappings += (Mapping(subject, tuple(shares)),)  # also to itself alone: it comes before those behind it
 
-    def _destination(self, subject: str, node: Node, *, is_alone: bool) -> tuple[str, int] | None:
+    def _destination(self, subject: str, node: Node, *, is_alone: bool) -> _Destination | None:
         text = text_in(node)
         if text is not None and is_alone:
-            return self._checked(subject, text, node.at, 100)
+            return self._checked(subject, _Destination(text, 100), node.at)
         if not isinstance(node, Block):
             what = "Expected an entry for the mapping destination"
             self._problem(node.at, what, "write a subject, or {destination: …, weight: 50%}")
@@ -76,9 +96,10 @@ class MappingsBlock:
             elif name is not None or not entry.used:
                 what = f'Unknown field "{entry.key}" for mapping destination'
                 self._problem(entry.at, what if name is None else f"{entry.key} is given again", "remove it")
-        if "cluster" in keys:
-            what = "a destination for another cluster was ignored"
-            self._notice(keys["cluster"].at, what, "this broker is in none; the other destinations count")
+        cluster = text_in(keys["cluster"].value) if "cluster" in keys else ""
+        if not isinstance(cluster, str):
+            value = keys["cluster"].value
+            self._problem(value.at, f"Expected cluster to be string, got {value.kind}", "put it in quotes")
             return None
         if "destination" not in keys:
             self._problem(node.at, "a mapping without a destination", "write {destination: …, weight: 50%}")
@@ -93,7 +114,9 @@ class MappingsBlock:
             self._problem(node.at, what, "write weight: 50%")
             return None
         weight = self._weight(keys["weight"])
-        return None if weight is None else self._checked(subject, destination, value.at, weight)
+        if weight is None:
+            return None
+        return self._checked(subject, _Destination(destination, weight, cluster), value.at)
 
     def _weight(self, entry: Entry) -> int | None:
         value = entry.value.value if isinstance(entry.value, Scalar) else None
@@ -108,9 +131,10 @@ class MappingsBlock:
             return None
         return weight
 
-    def _checked(self, subject: str, destination: str, at: Position, weight: int) -> tuple[str, int] | None:
+    def _checked(self, subject: str, found: _Destination, at: Position) -> _Destination | None:
+        destination = found.subject
         if destination == subject:
-            return destination if "*" not in subject.split(".") else _itself(subject), weight
+            return found
         # Functions may have some between their arguments.
         if any(one.isspace() for one in re.sub(r"\{\{.*?\}\}", "", destination)):
             what = f'Error adding mapping for "{subject}" to "{destination}" : invalid mapping destination'
@@ -122,7 +146,7 @@ class MappingsBlock:
             what = f'Error adding mapping for "{subject}" to "{destination}" : {error}'
             self._problem(at, what, "write $1 for what the first * stands for")
             return None
-        return destination, weight
+        return found
 
     def _problem(self, at: Position, what: str, advice: str) -> None:
         self._problems.append(Problem(at, what, advice))

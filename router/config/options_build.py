@@ -39,6 +39,7 @@ from gnatswarm.router.config.conf_tree import (
     Problem,
     incomplete,
     plain,
+    text_in,
 )
 from gnatswarm.router.config.flags import CommandLine
 from gnatswarm.router.config.option_keys import BY_NAME, Key, Settings, read_node
@@ -89,7 +90,7 @@ def build(line: CommandLine, *, environment: Mapping[str, str] | None = None) ->
 
 def build_parsed(parsed: conf.Parsed | None, line: CommandLine) -> Built:
     """The same for a configuration that is already parsed; None: there is none."""
-    building = _Building()
+    building = _Building(_own_cluster(parsed, line))
     if parsed is not None:
         building.add_parsed(parsed)
     building.add_flags(line)
@@ -97,9 +98,10 @@ def build_parsed(parsed: conf.Parsed | None, line: CommandLine) -> Built:
 
 
 class _Building:
-    """Settings and problems found so far."""
+    """Settings and problems found so far. `cluster`: the name of ours, or "": mappings ask for it."""
 
-    def __init__(self) -> None:
+    def __init__(self, cluster: str) -> None:
+        self._cluster = cluster
         self.settings: Settings = {}
         self.places: dict[str, Position] = {}  # of each setting, for checks that need several settings
         self.problems: list[Problem] = []
@@ -218,7 +220,7 @@ class _Building:
         elif name == "accounts":
             from gnatswarm.router.config.accounts_block import Accounts
 
-            self.accounts = Accounts(entry)
+            self.accounts = Accounts(entry, self._cluster)
             self.accounts_at = entry.at
             self.problems += self.accounts.problems
             self.notices += self.accounts.notices
@@ -227,7 +229,8 @@ class _Building:
 
             if "mappings" in self.settings:
                 self._problem(entry.at, f"{name} is given again", "keep one")
-            self._set(entry.at, {"mappings": MappingsBlock(entry, self.problems, self.notices).mappings})
+            mappings = MappingsBlock(entry, self.problems, self.notices, self._cluster)
+            self._set(entry.at, {"mappings": mappings.mappings})
         elif name == "tls":
             from gnatswarm.router.config.tls_block import TlsBlock
 
@@ -611,6 +614,17 @@ class _Building:
 
     def _notice(self, at: Position, what: str, advice: str) -> None:
         self.notices.append(Problem(at, what, advice))
+
+
+def _own_cluster(parsed: conf.Parsed | None, line: CommandLine) -> str:
+    """The name of our cluster as it is given, before anything is checked."""
+    found: object = ""
+    for entry in parsed.tree if parsed is not None else ():
+        if entry.key.lower() == "cluster" and isinstance(entry.value, Block):
+            found = next((text_in(inner.value) for inner in entry.value if inner.key.lower() == "name"), "")
+    if "cluster.name" in line.settings:
+        found = line.settings["cluster.name"][1]
+    return found if isinstance(found, str) else ""
 
 
 def _digest(parsed: conf.Parsed | None) -> str:

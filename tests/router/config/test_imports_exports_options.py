@@ -15,6 +15,7 @@ from gnatswarm.router.config.flags import parse
 from gnatswarm.router.config.options_build import Built, build
 
 Build = Callable[[str], Built]
+A_AND_B = (("a.$1", 30), ("b", 20))
 
 
 @pytest.fixture
@@ -68,6 +69,7 @@ mappings { loss: {destination: loss, weight: 10%} }
     assert a.mappings == (
         Mapping("foo", (("bar", 100),)),
         Mapping("w.*", (("a.$1", 20), ("b.$1", 30), ("w.$1", 50))),
+        Mapping("same", (("same", 100),)),
     )
     assert options.mappings == (Mapping("loss", (("loss", 10),)),)
 
@@ -328,15 +330,56 @@ def test_a_mistake_in_latency_is_found(refusals: Callable[[str], list[str]], lat
     assert says.lower() in problem.lower()
 
 
-def test_what_has_no_effect_is_announced(built: Build) -> None:
-    options = built(
-        exchange("{service: s}", "")
-        + "mappings { foo: [ {destination: bar, weight: 50%, cluster: east}, {destination: baz, weight: 50%} ] }\n"
-    ).options
-    assert options.mappings == (Mapping("foo", (("baz", 50), ("foo", 50))),)
-    assert [word for word in ("latency", "share", "cluster") for notice in options.notices if word in notice] == [
-        "cluster"
-    ]
+@pytest.mark.parametrize(
+    ("text", "destinations"),
+    [
+        ('"a.*": [ {destination: "a.$1", weight: 30%} ]', (("a.$1", 30), ("a.$1", 70))),
+        ('"a.*": [ {destination: "a.$1", weight: 30%}, {destination: b, weight: 20%} ]', (*A_AND_B, ("a.$1", 50))),
+        ('"a.*.>": [ {destination: "a.$1.>", weight: 30%} ]', (("a.$1.>", 30), ("a.$1.>", 70))),
+        ('"a.*": [ {destination: "a.*", weight: 30%} ]', (("a.$1", 30),)),
+        ('"a.>": [ {destination: "a.>", weight: 30%} ]', (("a.>", 30),)),
+        ("a: []", (("a", 100),)),
+    ],
+)
+def test_the_rest_is_dropped_where_the_subject_is_given_as_it_is_written(
+    built: Build, text: str, destinations: tuple[tuple[str, int], ...]
+) -> None:
+    """As by nats-server; to the subject in other words goes what is given, and the rest."""
+    (mapping,) = built(f"mappings {{ {text} }}").options.mappings
+    assert mapping.destinations == destinations
+
+
+FOR_CLUSTERS = """mappings {
+    one: [ {destination: east, weight: 50%, cluster: east}, {destination: any, weight: 90%} ]
+    two: {destination: west, weight: 100%, cluster: west}
+    three: [ {destination: three, weight: 100%, cluster: east}, {destination: drop, weight: 100%, cluster: west} ]
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("cluster", "one", "two", "three", "ignored"),
+    [
+        ("", (("any", 90), ("one", 10)), (("two", 100),), (("three", 100),), 4),
+        ("name: east", (("east", 50), ("one", 50)), (("two", 100),), (("three", 100),), 2),
+        ("name: west", (("any", 90), ("one", 10)), (("west", 100),), (("drop", 100),), 2),
+    ],
+)
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_member_has_the_destinations_of_its_cluster(
+    built: Build, cluster: str, one: object, two: object, three: object, ignored: int, is_first: bool
+) -> None:
+    block = f"cluster {{ {cluster}\n port: -1 }}\n" if cluster else ""
+    options = built(block + FOR_CLUSTERS if is_first else FOR_CLUSTERS + block).options
+    assert [mapping.destinations for mapping in options.mappings] == [one, two, three]
+    assert len([notice for notice in options.notices if "another cluster" in notice]) == ignored
+
+
+def test_the_command_line_may_name_the_cluster(tmp_path: Path) -> None:
+    path = tmp_path / "t.conf"
+    path.write_text("cluster { name: west, port: -1 }\n" + FOR_CLUSTERS)
+    options = build(parse(["-c", str(path), "--cluster_name", "east"]), environment={}).options
+    assert options.mappings[0].destinations == (("east", 50), ("one", 50))
 
 
 @pytest.mark.parametrize(
