@@ -97,7 +97,8 @@ async def test_messages_flow_on_and_nobody_is_disconnected(start_broker, cluster
     # What happens from now on happens in the new version.
     status = await asyncio.to_thread(swarm.status, broker)
     # One tells the router at any moment that the keeper has died.
-    assert "SigBlk:\t0000000000000000\n" in Path(f"/proc/{status['router_pid']}/status").read_text()
+    signals = await asyncio.to_thread(Path(f"/proc/{status['router_pid']}/status").read_text)
+    assert "SigBlk:\t0000000000000000\n" in signals
     seen = len(broker.log.lines)
     swarm.signal_shard(broker, status["router_pid"])
     await asyncio.to_thread(broker.log.wait_line, "The router died: killed by SIGKILL", DEADLINE_S, seen)
