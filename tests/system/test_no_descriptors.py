@@ -10,7 +10,7 @@ import pytest
 
 from tests.support import swarm
 from tests.support.servers import wait_until
-from tests.support.wire import Client, Cluster
+from tests.support.wire import Client, Cluster, Frame
 
 pytestmark = pytest.mark.kinds("gnatswarm-2", "gnatswarm-4")
 
@@ -114,6 +114,39 @@ async def test_a_reload_of_the_log_ends_no_shard_that_is_full(crowded, subject, 
     leave_all_but(cluster, listener, talker)  # of which each shard tells, at this level
     own = [re.compile(rf"shard {shard} - ") for shard in range(shards)]
     await asyncio.to_thread(wait_until, lambda: all(one.search(log.read_text()) for one in own))
+
+
+ACCOUNTS = """
+placement {{ after_scale: stay }}
+accounts {{
+  ONE {{ users: [ {{ user: one, password: x }} ] }}
+  TWO {{ users: [ {{ user: two, password: x }} ] }}
+  REST {{ users: [ {{ user: rest, password: x }} ] }}
+}}
+no_auth_user: rest
+system_account: {account}
+"""
+
+
+async def test_a_reload_of_the_system_account_ends_no_shard_that_is_full(start_broker, cluster_of):
+    """What hears its requests is made anew then, in a moment in which clients have taken its descriptors."""
+    broker = start_broker(descriptors=DESCRIPTORS, config=ACCOUNTS.format(account="ONE"))
+    cluster = cluster_of(broker)
+    shards = range(broker.kind.shards)
+    talkers = [await cluster.client_on(shard, {"user": "two", "pass": "x"}) for shard in shards]
+    await fill(cluster)
+    (broker.directory / "broker.conf").write_text(ACCOUNTS.format(account="TWO"))
+    await asyncio.to_thread(swarm.operate, broker, "reload")
+    for talker in talkers:
+        await talker.talk("SUB back 1\r\nPING\r\n", expect="PONG\r\n")
+        heard: list[Frame] = []
+        async with asyncio.timeout(IN_STEP_DEADLINE_S):
+            while not heard:
+                await talker.send("PUB $SYS.REQ.SERVER.PING.STATSZ back 0\r\n\r\n")
+                heard = [frame for frame in await talker.flush() if frame.is_message]
+    starts = {shard: row["starts"] for shard, row in (await asyncio.to_thread(swarm.rows, broker)).items()}
+    assert starts == dict.fromkeys(shards, 1)
+    assert "Traceback" not in broker.log.text
 
 
 async def test_a_shard_without_descriptors_is_taken_over_by_the_next_router(start_broker, cluster_of):
