@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
+import time
 from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, Protocol
 
@@ -18,10 +20,13 @@ if TYPE_CHECKING:
 
     from gnatswarm.broker.access.auth import HashedPassword, Verdicts
 
+logger = logging.getLogger("gnatswarm.clients")
+
 # A new client has two seconds to log in: at 100 ms each some twenty are compared in time.
 MOST_WAITING = 64
 # bcrypt uses only the first 72 bytes of a password, here and in nats-server.
 BCRYPT_BYTES = 72
+SAID_EVERY_S = 1.0
 
 
 class WaitingClient(Protocol):
@@ -34,7 +39,7 @@ class WaitingClient(Protocol):
         """Whether the client has been closed, so that no answer is needed."""
 
     def on_compared(self, question: HashedPassword, is_same: bool | None) -> None:
-        """The result of its own question; None: refused, because too many were waiting."""
+        """The result of its own question; None: refused, too many were waiting, or it could not be compared."""
 
 
 def is_same(password: str, hashed: str) -> bool:
@@ -58,6 +63,7 @@ class Passwords:
         self._waiters: dict[bytes, list[tuple[WaitingClient, HashedPassword]]] = {}
         self._is_busy = False
         self._is_closed = False
+        self._say_at_s = 0.0  # of the monotonic clock: not before
         self.compared = 0
 
     @property
@@ -104,23 +110,41 @@ class Passwords:
             if all(waiter.is_gone for waiter, _ in self._waiters[key]):
                 del self._questions[key], self._waiters[key]
                 continue
+            try:
+                work = self._begun(self._questions[key])
+            except (ImportError, OSError, RuntimeError) as error:  # no descriptor to load it with, or no thread
+                self._say(error)
+                asyncio.get_running_loop().call_soon(self._answer, key, None)
+                continue
             self._is_busy = True
-            question = self._questions[key]
-            if self._thread is None:
-                from concurrent.futures import ThreadPoolExecutor
-
-                self._thread = ThreadPoolExecutor(1, thread_name_prefix="passwords")
-            loop = asyncio.get_running_loop()
-            work = loop.run_in_executor(self._thread, is_same, question.password, question.hashed)
             work.add_done_callback(functools.partial(self._on_compared, key))
+
+    def _begun(self, question: HashedPassword) -> asyncio.Future[bool]:
+        if self._thread is None:
+            from concurrent.futures import ThreadPoolExecutor
+
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="passwords")
+        loop = asyncio.get_running_loop()
+        return loop.run_in_executor(self._thread, is_same, question.password, question.hashed)
 
     def _on_compared(self, key: bytes, work: asyncio.Future[bool]) -> None:
         self._is_busy = False
-        self.compared += 1
-        same = work.result() and self._questions[key].is_known
-        self._verdicts.note(key, same)
-        self._answer(key, same)
+        error = work.exception()
+        if error is None:
+            self.compared += 1
+            same = work.result() and self._questions[key].is_known
+            self._verdicts.note(key, same)
+            self._answer(key, same)
+        else:  # bcrypt is loaded for the first one: clients may have all descriptors, or there is no memory
+            self._say(error)
+            self._answer(key, None)
         self._go_on()
+
+    def _say(self, error: BaseException) -> None:
+        now_s = time.monotonic()
+        if now_s >= self._say_at_s:
+            self._say_at_s = now_s + SAID_EVERY_S
+            logger.error("Passwords cannot be compared, who logs in is refused: %s", error)
 
     def _answer(self, key: bytes, same: bool | None) -> None:
         del self._questions[key]

@@ -6,6 +6,7 @@ import asyncio
 import re
 import resource
 
+import bcrypt
 import pytest
 
 from tests.support import swarm
@@ -147,6 +148,33 @@ async def test_a_reload_of_the_system_account_ends_no_shard_that_is_full(start_b
     starts = {shard: row["starts"] for shard, row in (await asyncio.to_thread(swarm.rows, broker)).items()}
     assert starts == dict.fromkeys(shards, 1)
     assert "Traceback" not in broker.log.text
+
+
+HASHED = """
+placement {{ after_scale: stay }}
+authorization {{ timeout: 60, users: [ {{ user: ann, password: "{hashed}" }} ] }}
+"""
+
+
+async def test_the_first_hashed_password_ends_no_shard_that_is_full(start_broker, cluster_of):
+    """What compares it is loaded then. Nobody needs a password to take all descriptors."""
+    hashed = bcrypt.hashpw(b"good", b"$2b$04$" + b"a" * 21 + b"u").decode()
+    broker = start_broker(descriptors=DESCRIPTORS, config=HASHED.format(hashed=hashed))
+    cluster = cluster_of(broker)
+    shards = range(broker.kind.shards)
+    early = [await cluster.raw_on(shard) for shard in shards]
+    await fill(cluster)
+    log_in = 'CONNECT {"user": "ann", "pass": "good", "verbose": false}\r\nPING\r\n'
+    for client in early:
+        await client.send(log_in)
+        assert b"Authentication Timeout" in await client.wait_closed()
+    starts = {shard: row["starts"] for shard, row in (await asyncio.to_thread(swarm.rows, broker)).items()}
+    assert starts == dict.fromkeys(shards, 1)
+    assert re.search("Passwords cannot be compared, who logs in is refused: .*Too many open files", broker.log.text)
+    leave_all_but(cluster)
+    for shard in shards:
+        late = await cluster.raw_on(shard)
+        await late.talk(log_in, expect="PONG\r\n")
 
 
 async def test_a_shard_without_descriptors_is_taken_over_by_the_next_router(start_broker, cluster_of):

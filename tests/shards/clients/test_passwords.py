@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from dataclasses import dataclass, field
 
@@ -10,6 +11,7 @@ import msgspec
 import pytest
 
 from gnatswarm.broker.access.auth import NOBODY, Admission, HashedPassword, Identity, Verdicts
+from gnatswarm.shards.clients import passwords as module
 from gnatswarm.shards.clients.passwords import MOST_WAITING, Passwords, is_same
 from tests.support.turns import until
 
@@ -159,3 +161,46 @@ def test_a_long_password_counts_as_far_as_bcrypt_looks():
     hashed = bcrypt.hashpw(b"x" * 72, bcrypt.gensalt(4)).decode()
     assert is_same("x" * 100, hashed)
     assert not is_same("x" * 71, hashed)
+
+
+def cannot_load(*_given: object) -> bool:
+    raise ImportError("_bcrypt.abi3.so: cannot open shared object file: Error 24")
+
+
+async def test_what_cannot_be_compared_is_refused_and_the_next_one_is_compared(verdicts, monkeypatch, caplog):
+    """bcrypt is loaded for the first password, and clients may have taken all descriptors: it costs no other client."""
+    errors = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: errors.append(context))
+    passwords = Passwords(verdicts)
+    first, second, third = Client(), Client(), Client()
+    monkeypatch.setattr(module, "is_same", cannot_load)
+    assert passwords.ask(question("good"), first)
+    assert passwords.ask(question("bad"), second)
+    await until_idle(passwords)
+    monkeypatch.setattr(module, "is_same", is_same)
+    assert passwords.ask(question("good"), third)
+    await until_idle(passwords)
+    assert (first.answers, second.answers, third.answers) == ([None], [None], [True])
+    assert passwords.compared == 1
+    assert errors == []
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
+        "Passwords cannot be compared, who logs in is refused"
+    ]
+
+
+async def test_where_no_thread_can_be_started_it_is_tried_again_for_the_next(verdicts, monkeypatch):
+    passwords = Passwords(verdicts)
+    first, second = Client(), Client()
+    start = threading.Thread.start
+
+    def no_start(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", no_start)
+    assert passwords.ask(question("good"), first)
+    assert first.answers == []  # who asks is not answered before it knows that it waits
+    await until_idle(passwords)
+    monkeypatch.setattr(threading.Thread, "start", start)
+    assert passwords.ask(question("good"), second)
+    await until_idle(passwords)
+    assert (first.answers, second.answers) == ([None], [True])
