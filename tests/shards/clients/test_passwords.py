@@ -168,7 +168,7 @@ def cannot_load(*_given: object) -> bool:
 
 
 async def test_what_cannot_be_compared_is_refused_and_the_next_one_is_compared(verdicts, monkeypatch, caplog):
-    """bcrypt is loaded for the first password, and clients may have taken all descriptors: it costs no other client."""
+    """For the first password bcrypt is loaded; clients may have taken all descriptors. It costs no other client."""
     errors = []
     asyncio.get_running_loop().set_exception_handler(lambda _loop, context: errors.append(context))
     passwords = Passwords(verdicts)
