@@ -10,7 +10,7 @@ from gnatswarm.broker.exchange cimport (
     ANSWERERS, PEER_HUB, PEER_LEAF, PEER_ROUTE, PeerKind, is_loop_subject, origin_of)
 from gnatswarm.broker.fanout cimport (
     MOST_QUEUES, ORIGIN_CLIENT, ORIGIN_SIBLING, Outcome, Publish, fits_line, no_outcome, rewritten)
-from gnatswarm.broker.interest cimport SECOND_CHOICE, Node
+from gnatswarm.broker.interest cimport SECOND_CHOICE, Node, QueueName
 from gnatswarm.broker.outbuf cimport (
     CLOSE_CLIENT_CLOSED, CLOSE_MAXIMUM_PAYLOAD_EXCEEDED, CLOSE_NONE, CLOSE_PARSE_ERROR, CLOSE_PROTOCOL_VIOLATION,
     iovec, out_append, out_call, out_init, out_pending, out_release)
@@ -65,6 +65,19 @@ cdef int distinct(Token *queues, int n) except -1:
             queues[left] = queues[i]
             left += 1
     return left
+
+
+cdef bytearray groups_of(const Entry *entry, ServerOp *op):
+    """Has it name all groups of this match. The result keeps the bytes."""
+    cdef bytearray room = bytearray(entry.n_choices * sizeof(Token))
+    cdef Token *queues = <Token *><char *>room
+    cdef uint32_t i
+    for i in range(entry.n_choices):
+        queues[i].at = <const uint8_t *>entry.choices[i].name + sizeof(QueueName)
+        queues[i].size = entry.choices[i].name.key.size
+    op.queues = queues
+    op.n_queues = <int>entry.n_choices
+    return room
 
 
 cdef bint is_too_long(size_t account_size, const ServerOp *op) noexcept nogil:
@@ -455,7 +468,7 @@ cdef class ServerLink(Peer):
         cdef Permissions permissions
         cdef Outcome outcome
         cdef Token answerers
-        cdef bytearray _room   # (keeps its bytes)
+        cdef bytearray _room, _names   # (keep their bytes)
         cdef bint is_reply, is_random, is_mapped = False
         cdef bint says_been = op.only_queues
         cdef bint names_groups = op.n_queues > 0
@@ -531,6 +544,9 @@ cdef class ServerLink(Peer):
             if not fits_line(len(sublist.account), entry.subject_size, op.reply.size):
                 self.session.on_refused("too long to be passed on when it is mapped", entry.text[:200])
                 return total
+            if not op.only_queues:   # who sent it chose among the groups of another subject; of these nobody has yet
+                _names = groups_of(entry, op)
+                names_groups = False
         is_reply = unlikely(entry.crosses) and extras_of(entry).is_reply
         if op.is_plain and whole == NULL and not op.origin.size and not entry.crosses and permissions is None \
                 and not is_mapped:

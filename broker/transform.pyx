@@ -19,6 +19,11 @@ import os
 import re
 
 _FUNCTION = re.compile(rb"\{\{\s*(\w+)\s*\((.*)\)\s*\}\}\Z")
+_REFERENCE = re.compile(rb"\$[+-]?[0-9]{1,10}\Z")
+# Each word of a name may begin with a capital letter, and has no other, as in nats-server.
+_SPELLED = re.compile(
+    "[wW]ildcard|[pP]artition|[rR]andom|[lL]eft|[rR]ight|[sS]plit|[sS](plit|lice)[fF]rom([lL]eft|[rR]ight)")
+_WRONG_ARGUMENT = "invalid mapping destination: function argument is invalid or in the wrong format in "
 _KINDS = {
     "wildcard": PIECE_WILDCARD,
     "partition": PIECE_PARTITION,
@@ -92,7 +97,7 @@ cdef class Transform:
             piece.kind = PIECE_REST
             piece.tokens[0] = <uint8_t>(self.n_source_tokens - 1)
             return 0
-        if token[:1] == b"$" and token[1:].isdigit():
+        if _REFERENCE.match(token):
             piece.kind = PIECE_WILDCARD
             return self.use_wildcard(piece, int(token[1:]), token)
         if token[:2] != b"{{":
@@ -104,8 +109,7 @@ cdef class Transform:
         if found is None:
             raise TransformError(f"invalid mapping destination: not a function: {_shown(token)}")
         name = found[1].decode("ascii", "replace")
-        # nats-server accepts two spellings of each: Wildcard and wildcard, SplitFromLeft and splitfromleft, …
-        kind = None if name.isupper() else _KINDS.get(name.lower())
+        kind = _KINDS[name.lower()] if _SPELLED.fullmatch(name) else None
         if kind is None:
             raise TransformError(f"invalid mapping destination: unknown function in {_shown(token)}")
         arguments = [argument.strip() for argument in found[2].split(b",")] if found[2].strip() else []
@@ -127,6 +131,8 @@ cdef class Transform:
         if kind == PIECE_SPLIT:
             if not arguments[1]:
                 raise TransformError(f"invalid mapping destination: an empty separator in {_shown(token)}")
+            if b" " in arguments[1]:
+                raise TransformError(_WRONG_ARGUMENT + _shown(token))
             piece.text_at = <uint16_t>len(texts)
             piece.text_size = <uint16_t>len(arguments[1])
             texts += arguments[1]
@@ -239,9 +245,8 @@ cdef str _shown(bytes text):
 
 
 def _number(bytes text, least, bytes token):
-    if not re.fullmatch(rb"\d{1,10}", text) or not least <= int(text) <= 0x7FFFFFFF:
-        raise TransformError("invalid mapping destination: function argument is invalid or in the wrong format in "
-                             + _shown(token))
+    if not re.fullmatch(rb"\+?[0-9]{1,10}", text) or not least <= int(text) <= 0x7FFFFFFF:
+        raise TransformError(_WRONG_ARGUMENT + _shown(token))
     return int(text)
 
 

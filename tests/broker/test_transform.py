@@ -121,6 +121,14 @@ def test_the_same_in_braces() -> None:
         (b"foo", b"bar..x", "invalid subject bar..x"),
         (b"foo..x", b"bar", "invalid subject foo..x"),
         (b"foo.*", b"b.{{WILDCARD(1)}}", "unknown function in {{WILDCARD(1)}}"),
+        (b"foo.*", b"b.{{wildCard(1)}}", "unknown function in {{wildCard(1)}}"),
+        (b"foo.*", b"b.{{SPLITfromleft(1,2)}}", "unknown function"),
+        (b"foo.*", b"b.$-1", "wildcard index out of range in $-1: [-1]"),
+        (b"foo.*", b"b.{{wildcard(-1)}}", "function argument is invalid or in the wrong format"),
+        (b"foo.*", b"b.{{split(1,a b)}}", "function argument is invalid or in the wrong format"),
+        (b"foo.*", b"b.{{split(1,.)}}", "not a function: {{split(1,"),
+        (b"foo.*", b"b.{{splitFromLeft(1,0)}}", "function argument is invalid or in the wrong format"),
+        (b"foo", b"b.$1", "wildcard index out of range in $1: [1]"),
         (b"foo.*", b"b.{{bogus(1)}}", "unknown function in {{bogus(1)}}"),
         (b"foo.*", b"b.{{wildcard(1,2)}}", "too many arguments passed to the function"),
         (b"foo.*", b"b.{{wildcard()}}", "not enough arguments passed to the function"),
@@ -143,6 +151,13 @@ def test_the_same_in_braces() -> None:
 def test_a_rule_that_cannot_be(source: bytes, destination: bytes, says: str) -> None:
     with pytest.raises(TransformError, match=re.escape(says)):
         Transform(source, destination)
+
+
+def test_numbers_may_have_a_plus_and_names_capital_letters() -> None:
+    """As nats-server answered."""
+    assert Transform(b"a.*.*", b"b.$+2.{{Wildcard(+1)}}")(b"a.x.y") == b"b.y.x"
+    assert Transform(b"a.*", b"b.{{SplitFromleft(1,+2)}}")(b"a.xyz") == b"b.xy.z"
+    assert Transform(b"a.*", b"b.$1x.$x.$", is_mapping=True)(b"a.y") == b"b.$1x.$x.$"
 
 
 def test_a_mapping_need_not_use_each_wildcard() -> None:

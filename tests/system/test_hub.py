@@ -1030,6 +1030,46 @@ def dials(*ports: int, inner: str) -> str:
     return f"server_name: dials{ports[0]}\nleafnodes {{ reconnect: 1, remotes [ {urls} ] }}\n"
 
 
+MAPS = "mappings { 'w.*': 'mapped.$1' }\n"
+
+
+@pytest.mark.parametrize("maps", ["hub", "leaf"])
+@pytest.mark.parametrize(
+    ("kind", "other"),
+    [("nats-server", "nats-server"), ("gnatswarm-2", "nats-server"), ("gnatswarm-2", "gnatswarm-1")],
+)
+async def test_groups_hear_what_is_mapped_when_it_has_come(
+    start: Start, net: Net, maps: str, kind: str, other: str
+) -> None:
+    """Who sends it to the end with the mapping knows no groups of the subject that it gets there; as by nats-server."""
+    at_hub = "server_name: hub\nleafnodes { listen: '127.0.0.1:-1' }\n"
+    kinds = {"hub": (kind, other), "leaf": (other, kind)}[maps]
+    hub = start(kinds[0], at_hub + MAPS * (maps == "hub"))
+    leaf = start(kinds[1], leaf_config(hub_port(hub), "", more=MAPS * (maps == "leaf")))
+    here, there = (hub, leaf) if maps == "hub" else (leaf, hub)
+    inside = [await net.client(here) for _ in range(2)]
+    outside, publisher = await net.client(there), await net.client(there)
+    await subscribed(inside[0], "mapped.* few 1", *(f"mapped.* many{n} {n + 10}" for n in range(70)))
+    await subscribed(inside[1], "mapped.> few 1", "mapped.> 2", "other.> none 3")
+    await subscribed(outside, "mapped.* away 1")
+    for client in (*inside, outside):
+        await know(publisher, client)
+        await know(inside[0], client)
+    await publisher.send("".join(f"PUB w.{n} 1\r\n{n}\r\n" for n in range(10)))
+    await know(publisher, inside[0])
+    await know(publisher, inside[1])
+    heard: dict[str, list[str]] = {}
+    for client in inside:
+        for frame in client.inbox:
+            if frame.subject.startswith("mapped."):
+                assert frame.subject == f"mapped.{frame.payload.decode()}"
+                heard.setdefault(frame.sid, []).append(frame.payload.decode())
+    numbers = [str(n) for n in range(10)]
+    assert sorted(heard.pop("1")) == numbers  # of one group, whoever of them
+    assert heard.pop("2") == numbers
+    assert heard == {str(n + 10): numbers for n in range(70)}
+
+
 @pytest.mark.parametrize("kind", ["gnatswarm-1", "nats-server", "nats-server-2.15"])
 async def test_who_dials_may_be_the_hub(start: Start, net: Net, kind: str) -> None:
     """What one leaf node publishes reaches the other: a leaf node of two hubs passes on no interest between them."""
