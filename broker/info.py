@@ -125,6 +125,10 @@ class InfoTemplate:
         leaving._websocket_urls = self._other_websocket_urls
         return leaving
 
+    def for_told(self) -> InfoTemplate:
+        """The same for clients that have heard that they should leave: they hear it once, as from nats-server."""
+        return self._with(ldm=False)
+
     def for_connected(self, account: str, *, is_system: bool) -> InfoTemplate:
         """The INFO line that 2.15 sends after a log-in; it names the client's account."""
         return self._with(connect_info=True, remote_account=account, acc_is_sys=is_system)

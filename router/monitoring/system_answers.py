@@ -257,11 +257,17 @@ class SystemAnswers:
             raise unknown if self._is_like_newer else BadQuery("cid is missing: which client is meant")
         query = rows.ClientQuery(asked.cid, is_kicked)
 
-        def tell(shard: int) -> Awaitable[list[rows.ClientPart]]:
-            return self._state.questions.ask(shard, query, rows.ClientPart)
+        told: list[rows.ClientPart] = []
+
+        async def tell(shard: int) -> list[rows.ClientPart]:
+            parts = await self._state.questions.ask(shard, query, rows.ClientPart)
+            told.extend(parts)
+            return parts
 
         if not await moving_clients.reaches([shard.shard for shard in facts.shards if shard.pid], tell):
             raise unknown
+        if any(part.is_deaf for part in told):
+            raise BadQuery("client does not support Lame Duck Mode or is not ready to receive the notification")
         return None
 
     # ---- counts of subscriptions: the answer is the number alone

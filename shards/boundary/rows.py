@@ -477,6 +477,7 @@ class ClientPart(PageStruct):
     is_found: bool
     is_coming: bool = False  # it is about to come from another shard: the command is carried out when it is here
     has_left: bool = False  # it has lately gone to another shard
+    is_deaf: bool = False  # it is here, but reads no `ldm` now: nothing was done
 
 
 # /connz?sort=… → key function of (row, now), for an ascending sort. Counts are negated: the largest come first.

@@ -645,6 +645,11 @@ class Clients:
                 session.socket.kick(reason)
         self._reactor.finish()
 
+    def is_deaf(self, cid: int) -> bool:
+        """Whether this client is here, and reads no other INFO now: it understands none, or has had no PONG."""
+        session = self.open.get(cid)
+        return session is not None and not (session.connection.protocol >= 1 and session.connection.was_ponged)
+
     def dismiss(self, cid: int, *, is_kicked: bool) -> bool:
         """Close this client, or ask it to reconnect (`ldm`). False: it is not on this shard.
 
@@ -689,7 +694,7 @@ class Clients:
         self._tell({session: True for session in self.open.values() if session.relay in relays})
 
     def announce(self, info: InfoTemplate) -> None:
-        """Tell every client, and from now on every new one, what is new in INFO."""
+        """Tell every client, and from now on every new one, what is new in INFO; not again that it should leave."""
         self.info = info.for_departure() if self._is_departing else info
         self._forget_info()
         self._tell(dict.fromkeys(self.open.values(), False))
@@ -723,10 +728,12 @@ class Clients:
         goes = self._untold.pop(session, None)
         if goes is None:
             return
+        # What waits for its first PONG is replaced: it has not heard yet that it should leave.
+        goes = goes or (self._is_departing and not session.connection.was_ponged)
         which = session.kind, goes
         template = self._news.get(which)
         if template is None:
-            general = self.info.for_departure() if goes else self.info
+            general = self.info.for_departure() if goes else self.info.for_told()
             template = self._news[which] = general if session.kind == "nats" else general.for_websocket()
         session.connection.send_info(template.line(session.connection.cid, session.host, session.nonce))
 

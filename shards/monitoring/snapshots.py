@@ -335,6 +335,9 @@ class Snapshots:
 
     async def _client(self, query: rows.ClientQuery) -> AsyncIterator[rows.ClientPart]:
         clients = self._clients
+        if not query.is_kicked and clients.is_deaf(query.cid):
+            yield rows.ClientPart(is_found=True, is_deaf=True)
+            return
         is_found = clients.dismiss(query.cid, is_kicked=query.is_kicked)
         has_left = not is_found and any(row.cid == query.cid for _, row in clients.passing.left)
         yield rows.ClientPart(is_found, clients.is_expected(query.cid), has_left)

@@ -994,6 +994,43 @@ async def test_members_below_one_hub_hear_it_once_and_lame_duck_mode_is_told(sta
     await know(others[0], going)
 
 
+@pytest.mark.parametrize("kind", ["nats-server", "gnatswarm-2", "nats-server-2.15"])
+async def test_a_lame_duck_tells_its_clients_once_to_leave_and_goes_on_to_tell_of_the_others(
+    start: Start, net: Net, kind: str
+) -> None:
+    slow = "lame_duck_grace_period: '20s'\nlame_duck_duration: '40s'"
+    leaving = start(kind, cluster_config("leaving", more=slow))
+    seed = (route_port(leaving),)
+    first, second = [start("gnatswarm-1", cluster_config(name, seed)) for name in ("first", "second")]
+    await until(lambda: is_meshed([leaving, first, second]))
+    clients = [await net.client(leaving) for _ in range(3)]
+    unheard = await Client.connect(leaving.port, None)  # it has no PONG yet
+    net.all.append(unheard)
+    await unheard.send('CONNECT {"verbose":false,"protocol":1}\r\n')
+    news: list[list[dict[str, Any]]] = [[] for _ in clients]
+
+    async def told(*ports: int) -> None:
+        """All have heard of these servers alone."""
+        async with asyncio.timeout(20):
+            for client, heard in zip(clients, news, strict=True):
+                while not heard or sorted(heard[-1].get("connect_urls", [])) != sorted(f"127.0.0.1:{p}" for p in ports):
+                    heard += [json.loads(frame.raw[5:]) for frame in await client.flush() if frame.verb == "INFO"]
+
+    leaving.send_signal(signal.SIGUSR2)
+    await told(first.port, second.port)
+    assert [heard[-1].get("ldm") for heard in news] == [True] * 3
+    second.kill()
+    await told(first.port)
+    assert [heard[-1].get("ldm") for heard in news] == [None] * 3
+    third = start("gnatswarm-1", cluster_config("third", (route_port(first),)))
+    await told(first.port, third.port)
+    assert [sum("ldm" in one for one in heard) for heard in news] == [1] * 3
+    if kind.startswith("gnat"):  # nats-server tells it of the others alone
+        late = [json.loads(frame.raw[5:]) for frame in await unheard.flush() if frame.verb == "INFO"]
+        late += [json.loads(frame.raw[5:]) for frame in await unheard.flush() if frame.verb == "INFO"]
+        assert [one.get("ldm") for one in late] == [True]
+
+
 def _without(frame: Frame, port: int) -> bool:
     """Whether it is an INFO whose connect_urls are without this port."""
     return frame.verb == "INFO" and f"127.0.0.1:{port}" not in json.loads(frame.raw[5:]).get("connect_urls", [])

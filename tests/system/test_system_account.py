@@ -521,6 +521,21 @@ async def test_a_client_is_told_to_go_elsewhere(cluster):
     await client.talk("PING\r\n", expect="PONG\r\n")
 
 
+@LATER
+async def test_who_reads_no_other_info_cannot_be_told_to_go(cluster):
+    asker = await cluster.client_on(0, said("s"))
+    subject = f"$SYS.REQ.SERVER.{asker.info['server_id']}.LDM"
+    for protocol, says in ((0, "PING\r\n"), (1, "")):  # (the second one has had no PONG)
+        client = await cluster.raw_on(1)
+        await client.send(f"CONNECT {orjson.dumps(said('a', protocol=protocol, verbose=False)).decode()}\r\n{says}")
+        if says:
+            await client.expect("PONG\r\n")
+        error = (await ask(asker, subject, {"cid": client.info["client_id"]}))["error"]
+        assert (error["code"], error["description"].split(" or ")[0]) == (500, "client does not support Lame Duck Mode")
+        if says:
+            await client.expect_quiet()
+
+
 @pytest.mark.kinds(*NEWER)
 async def test_a_server_says_its_name(cluster):
     asker = await cluster.client_on(0, said("s"))
