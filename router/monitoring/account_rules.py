@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gnatswarm.broker.options import GLOBAL_ACCOUNT, Account, Export, Import, Mapping, Options
 from gnatswarm.broker.rules import local_service_pattern
+from gnatswarm.router.config.imports_exports_rules import may_import
 
 Document = dict[str, object]
 _RESPONSES = {"singleton": "Singleton", "stream": "Streamed", "chunked": "Chunked"}
@@ -16,7 +17,7 @@ def account_rules(options: Options, name: str) -> Document:
     found: Document = {
         "mappings": {mapping.subject: _destinations(mapping) for mapping in mappings},
         "exports": [_export(export) for export in account.exports],
-        "imports": [_import(wanted) for wanted in account.imports],
+        "imports": [_import(options, name, wanted) for wanted in account.imports],
     }
     return {key: value for key, value in found.items() if value}
 
@@ -29,22 +30,31 @@ def _export(export: Export) -> Document:
     document: Document = {"subject": export.subject, "type": "service" if export.is_service else "stream"}
     if export.is_service:
         document["response_type"] = _RESPONSES[export.response]
+    if export.latency_subject:
+        document["service_latency"] = _latency(export)
     if export.accounts is not None:
         document["approved_accounts"] = list(export.accounts)
     return document
 
 
-def _import(wanted: Import) -> Document:
+def _latency(export: Export) -> Document:
+    return {"sampling": export.latency_percent or "headers", "results": export.latency_subject}
+
+
+def _import(options: Options, importer: str, wanted: Import) -> Document:
     rest: Document = {"invalid": False, "share": wanted.share, "tracking": False}
-    if wanted.is_service:
-        here = local_service_pattern(
-            wanted.subject.encode("utf-8", "surrogateescape"), wanted.to.encode("utf-8", "surrogateescape")
-        ).decode("utf-8", "surrogateescape")
-        return {"subject": here, "account": wanted.account, "to": wanted.subject, "type": "service", **rest}
-    return {
-        "subject": wanted.subject,
-        "account": wanted.account,
-        "local_subject": wanted.to,
-        "type": "stream",
-        **rest,
-    }
+    if not wanted.is_service:
+        head: Document = {"subject": wanted.subject, "account": wanted.account, "local_subject": wanted.to}
+        return {**head, "type": "stream", **rest}
+    here = local_service_pattern(
+        wanted.subject.encode("utf-8", "surrogateescape"), wanted.to.encode("utf-8", "surrogateescape")
+    ).decode("utf-8", "surrogateescape")
+    exports = next((found.exports for found in options.accounts if found.name == wanted.account), ())
+    export = may_import(exports, wanted, importer)
+    if export is not None and export.latency_subject:
+        rest["latency"] = _latency(export)
+    if options.is_like_newer:
+        head = {"subject": wanted.subject, "account": wanted.account, "to": here, "local_subject": here}
+    else:
+        head = {"subject": here, "account": wanted.account, "to": wanted.subject}
+    return {**head, "type": "service", **rest}

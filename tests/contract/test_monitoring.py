@@ -353,3 +353,58 @@ async def test_head_has_no_body(sides):
     for side in sides:
         page = await asyncio.to_thread(side.pages.get, "/varz", "HEAD")
         assert (page.status, page.body) == (200, b"")
+
+
+RULES = """
+accounts {
+  A {
+    users: [{user: a, password: a}]
+    exports: [
+      {service: "svc.*", response: stream}
+      {service: slow, accounts: [B], latency: {sampling: 50%, subject: "late.a"}}
+      {service: "also.*", latency: {sampling: headers, subject: "late.b"}}
+      {stream: "str.>"}
+    ]
+    mappings: { "m.*": "n.$1" }
+  }
+  B {
+    users: [{user: b, password: b}]
+    imports: [
+      {service: {account: A, subject: "svc.*"}, to: "of.$1"}
+      {service: {account: A, subject: slow}, to: renamed}
+      {service: {account: A, subject: "also.x"}}
+      {stream: {account: A, subject: "str.>"}, prefix: from}
+    ]
+  }
+  SYS { users: [{user: s, password: s}] }
+}
+system_account: SYS
+"""
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair[0])
+async def test_exports_imports_and_mappings_of_an_account_are_shown_as_there(pair):
+    found = []
+    for name in pair:
+        try:
+            broker = Broker(KINDS[name], args=["-m", "-1"], config=RULES)
+            with broker:
+                pages = Pages.of(broker)
+                details = [
+                    (await asyncio.to_thread(pages.json, f"/accountz?acc={one}"))["account_detail"] for one in "AB"
+                ]
+        except BrokerUnavailable as error:
+            if not oracle_is_required():
+                pytest.skip(str(error))
+            raise
+        found.append([_rules(detail) for detail in details])
+    assert found[1] == found[0]
+
+
+def _rules(detail: dict[str, Any]) -> dict[str, list[Any]]:
+    """What was configured, in no order; without what the system account offers to all."""
+    rules: dict[str, list[Any]] = {"mappings": [*detail.get("mappings", {}).items()]}
+    for kind in ("exports", "imports"):
+        own = [rule for rule in detail.get(kind, ()) if rule.get("account") != "SYS"]
+        rules[kind] = sorted(own, key=lambda rule: str(rule["subject"]))
+    return rules
