@@ -38,6 +38,8 @@ SHARD_COMMAND = "_shard"
 TICK_S = 0.25
 # A tick that comes this much too late means that this process did not run.
 LATE_S = 0.5
+# In lame duck mode, where the grace takes all of its time.
+LEAST_CLOSING_S = 1.0
 
 
 class Supervisor:
@@ -536,7 +538,8 @@ class Supervisor:
     def _dismiss(self) -> None:
         """Have every shard leave; those that were told already go on with it."""
         limits = self._broker.options.limits
-        message = control.LameDuck(limits.lame_duck_grace_s, limits.lame_duck_duration_s)
+        grace_s = limits.lame_duck_grace_s  # is a part of the duration, as in nats-server
+        message = control.LameDuck(grace_s, max(limits.lame_duck_duration_s - grace_s, LEAST_CLOSING_S))
         for shard in self._broker.shards:
             if shard.state.has_process:
                 self._deliver(shard, supervision.LeaveWanted(message))

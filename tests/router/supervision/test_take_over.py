@@ -106,6 +106,6 @@ def test_lame_duck_mode_goes_on(monkeypatch):
     supervisor._finish_what_was_begun()
     limits = broker.options.limits
     assert [one for one in said if not isinstance(one, LinkedShards)] == [
-        LameDuck(limits.lame_duck_grace_s, limits.lame_duck_duration_s)
+        LameDuck(limits.lame_duck_grace_s, limits.lame_duck_duration_s - limits.lame_duck_grace_s)
     ]
     assert (ready.state.phase, dead.state.phase) == (Phase.DRAINING, Phase.STOPPED)
