@@ -415,10 +415,8 @@ cdef class Leaving(Batch):
                 self.say_counts(written)
             if self.at != ALL:
                 return 0
-            while <uint32_t>len(written.bounded) > moves.slice_subs:
-                self.say_ended(written)
-                if most != ALL:
-                    return 0
+            if <uint32_t>len(written.bounded) > moves.slice_subs:
+                return self.say_ended(written)
             self.todo.pop()
             self.at = 0
         while self.parts:
@@ -434,6 +432,8 @@ cdef class Leaving(Batch):
         self.phase = PHASE_MARKED
         moves.last_over = self.id
         moves.send_all(b"MOVED %d %d 1 0\r\n\r\n" % (self.old, self.id))
+        if self.given_up is not None:
+            return self.end(self.given_up, True)
         moves.fence.fence_batch(self)
         return moves.look_at_links()
 
@@ -443,7 +443,7 @@ cdef class Leaving(Batch):
         cdef ClientConnection client = written.client
         cdef Sub *sub
         cdef list ending = []
-        cdef uint32_t slot = self.at, looks = most if most == ALL else most * LOOKED_AT
+        cdef uint32_t slot = self.at, looks = most * LOOKED_AT
         while client.subs.slots != NULL and slot <= client.subs.mask and <uint32_t>len(ending) < most and looks:
             sub = <Sub *>slot_item(client.subs.slots[slot])
             if sub != NULL:
@@ -567,8 +567,9 @@ cdef class Leaving(Batch):
         cdef bint is_marking = self.phase == PHASE_MARKING, is_marked
         if self.phase == PHASE_OVER:
             return 0
-        while self.phase == PHASE_ENDING:   # others have marked: it goes on to its end
-            self.end_next(ALL)
+        if self.phase == PHASE_ENDING:   # others have marked: it goes on to its end, in its turns
+            self.given_up = why
+            return 0
         is_marked = self.phase > PHASE_WAITING
         if self.phase == PHASE_PREPARING:   # the new shard has not heard of all, and has asked for nothing
             in_doubt = False

@@ -1562,3 +1562,36 @@ def test_nothing_is_matched_by_a_group_that_was_there_for_a_move_alone(moving):
     published(publisher, "nor this")
     assert probe.builds == builds + 1
     mesh.close()
+
+
+@pytest.mark.parametrize("queue", ["", "q "])
+def test_a_new_shard_that_dies_while_subscriptions_end_keeps_nobody_waiting(queue):
+    """The rest of them end in turns, too; then the client is closed."""
+    moving = Stepwise()
+    mesh = moving.mesh
+    client, other = mesh.clients[:2]
+    client.feed(b"".join(b"SUB g.%d %b%d\r\n" % (n, queue.encode(), n) for n in range(1000)))
+    mesh.settle()
+    moving.begin(client)
+    left = client.connection.subscriptions
+    while client.connection.subscriptions == left:
+        moving.go_on_everywhere_once()
+    ended = []
+    mesh.kill(NEW)
+    del moving.hosts[NEW]
+    while client.connection.subscriptions:
+        ended.append(left - client.connection.subscriptions)
+        left = client.connection.subscriptions
+        assert moving.go_on(OLD)
+    assert len(ended) > 1000 / 64 - 4
+    assert max(ended) <= 64
+    moving.go_on_everywhere()
+    assert client.reason is CloseReason.ROUTE_REMOVED
+    assert moving.hosts[OLD].ends == ["the link to its new shard ended"]
+    assert all(engine.probe.moves.is_idle for engine in mesh.engines.values())
+    assert all(not engine.probe.miscounted(engine.probe.sublist) for engine in mesh.engines.values())
+    assert not any(known(moving, b"g.%d" % n)[THIRD, OLD] for n in range(1000))
+    other.feed(b"SUB g.7 q 1\r\n")
+    mesh.settle()
+    assert known(moving, b"g.7")[THIRD, OLD] == 1
+    mesh.close()
