@@ -46,13 +46,17 @@ class _Late(types.ModuleType):
 
 
 def _read(module: types.ModuleType) -> None:
-    """Read this module, if it is late."""
+    """Read this module, if it is late. What has been read of one that cannot be read stays."""
     if not isinstance(module, _Late):
         return
     loader = module.__spec__.loader
     assert loader is not None
     module.__class__ = types.ModuleType  # type: ignore[assignment]  # while it is read it is as incomplete as any
-    loader.exec_module(module)
+    try:
+        loader.exec_module(module)
+    except BaseException:  # without a descriptor or memory: the next one who wants it tries again
+        module.__class__ = _Late
+        raise
 
 
 def is_late(name: str) -> bool:

@@ -230,3 +230,23 @@ def test_digests_are_compared_before_openssl_is_read() -> None:
     first, second = said.splitlines()
     assert first == "True False True"
     assert second.endswith(" False")
+
+
+def test_a_late_module_that_could_not_be_read_is_read_by_the_next_who_wants_it() -> None:
+    """Clients may have all descriptors. What was half read stayed so, as long as the process lived."""
+    said = run(
+        "import resource, sys\n"
+        "from gnatswarm.shards import lean_imports\n"
+        "lean_imports.late('hashlib')\n"
+        "import hashlib\n"
+        "limits = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))\n"
+        "for _ in range(2):\n"
+        "    try:\n"
+        "        hashlib.sha256\n"
+        "    except OSError as error:\n"
+        "        print(error.strerror)\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, limits)\n"
+        "print(hashlib.sha256().hexdigest()[:4], lean_imports.is_late('hashlib'))\n"
+    )
+    assert said.splitlines() == ["Too many open files"] * 2 + ["e3b0 False"]
