@@ -22,6 +22,4 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ping_max: int = 2  # unanswered PINGs before 'Stale Connection'
     max_closed_clients: int = 10_000  # how many /connz?state=closed shows of each shard, the latest; at least 1
     lame_duck_grace_s: float = 10.0  # between the ldm INFO and the first close
-    lame_duck_duration_s: float = (
-        120.0  # lame duck mode, with the grace; closes are spread, few of them by a second each
-    )
+    lame_duck_duration_s: float = 120.0  # all of lame duck mode; closes are spread, few of them by a second each
