@@ -201,7 +201,7 @@ class Authenticator:
         """Whether the rules that led to this comparison are still the same."""
         admission = question.admission
         if self._token:
-            return self._token == question.hashed
+            return self._token == question.hashed and admission.identity == NOBODY
         user = self._users.get(admission.name)
         if user is None or not user.may_come_by(admission.kind):
             return False

@@ -244,6 +244,7 @@ def test_rules_that_changed_meanwhile_do_not_let_in():
         assert not Authenticator(Options(users=(User("a", changed),))).is_current(question)
     assert not Authenticator(Options(users=(User("a", HASH, account="A"),))).is_current(question)
     assert not Authenticator(Options()).is_current(question)
+    assert not Authenticator(Options(auth_token=HASH)).is_current(question)  # who has that token is not this user
 
 
 def test_no_secret_is_shown_or_kept():
