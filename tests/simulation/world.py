@@ -1216,6 +1216,8 @@ class World:
                 return
             if one.moves_since != NEVER or one.is_on_its_way or one.client.session._entering is not None:
                 return  # (its rights are read when it arrives, or enters)
+            if one.client.session.admission is None:
+                return  # (… or logs in)
         self.rights_of[user_name(*which)] = rights
         for process in self.swarm.alive:
             if process.gateway is None:
