@@ -12,7 +12,6 @@ import re
 import signal
 import struct
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -57,15 +56,6 @@ def both(request: pytest.FixtureRequest) -> tuple[Kind, Kind]:
 @pytest.fixture
 def newer() -> tuple[Kind, Kind]:
     return kinds_of("2.15")
-
-
-@pytest.fixture
-def brokers() -> Iterator[list[Broker]]:
-    """Those that a test starts; they are ended behind it."""
-    started: list[Broker] = []
-    yield started
-    for one in started:
-        one.kill()
 
 
 def start(brokers: list[Broker], kind: Kind, config: str = "") -> Broker:

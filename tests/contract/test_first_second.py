@@ -11,7 +11,6 @@ import re
 import signal
 import socket
 import sys
-from collections.abc import Iterator
 
 import pytest
 
@@ -43,15 +42,6 @@ def both(request: pytest.FixtureRequest, tmp_path: pathlib.Path, monkeypatch: py
     program.chmod(0o755)
     monkeypatch.setenv("GNATSWARM_COMMAND", str(program))
     return kinds_of(request.param)
-
-
-@pytest.fixture
-def brokers() -> Iterator[list[Broker]]:
-    """Those that a test starts; they are ended behind it."""
-    started: list[Broker] = []
-    yield started
-    for one in started:
-        one.kill()
 
 
 def start(brokers: list[Broker], kind: Kind, config: str = "debug: false", *args: str) -> Broker:

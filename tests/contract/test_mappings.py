@@ -6,7 +6,6 @@ import asyncio
 import json
 import random
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 
@@ -35,15 +34,6 @@ NEW_PIECES = (*OLD_PIECES, "{{{{left({n},2)}}}}", "{{{{Right({n},+2)}}}}", "{{{{
 @pytest.fixture(params=["2.9", "2.15"])
 def both(request: pytest.FixtureRequest) -> tuple[Kind, Kind]:
     return kinds_of(request.param)
-
-
-@pytest.fixture
-def brokers() -> Iterator[list[Broker]]:
-    """Those that a test starts; they are ended behind it."""
-    started: list[Broker] = []
-    yield started
-    for one in started:
-        one.kill()
 
 
 def mappings(chance: random.Random, pieces: tuple[str, ...], count: int) -> dict[str, str]:
