@@ -134,6 +134,7 @@ cdef inline Choice *choice_named(Entry *entry, Token name) noexcept nogil:
 
 # What an entry is to be made of. The caller fills in the first part.
 ctypedef struct Draft:
+    uint64_t gone            # siblings whose interest does not count, a bit each
     const uint8_t *subject
     size_t size
     const uint8_t *account

@@ -118,6 +118,17 @@ cdef inline uint32_t measure_subs(Draft *draft, const Sub *sub) noexcept:
     return n
 
 
+cdef inline bint is_gone(const Draft *draft, const QueueGroup *group) noexcept:
+    """Has it no members here, and others at siblings alone that are gone?"""
+    cdef uint32_t i
+    if likely(draft.gone == 0) or group.members != NULL:
+        return False
+    for i in range(group.n_remote):
+        if not draft.gone >> group.remote[i].shard & 1:
+            return False
+    return True
+
+
 cdef inline void measure(Draft *draft) noexcept:
     """How much is there? Groups get their places among the choices."""
     cdef Node *node
@@ -132,6 +143,9 @@ cdef inline void measure(Draft *draft) noexcept:
         draft.n_plain += measure_subs(draft, node.subs)
         group = node.groups
         while group != NULL:
+            if is_gone(draft, group):
+                group = group.next
+                continue
             if group.name.match != draft.match:
                 group.name.match = draft.match
                 group.name.choice = draft.n_choices
@@ -200,10 +214,11 @@ cdef inline void place_choices(const Draft *draft, Entry *entry) noexcept:
     for i in range(draft.n_found):
         group = draft.found[i].groups
         while group != NULL:
-            choice = &entry.choices[group.name.choice]
-            choice.name = group.name
-            choice.n_local += group.n_admitted
-            choice.n_remote += group.n_remote
+            if not is_gone(draft, group):
+                choice = &entry.choices[group.name.choice]
+                choice.name = group.name
+                choice.n_local += group.n_admitted
+                choice.n_remote += group.n_remote
             group = group.next
     for i in range(draft.n_choices):   # counted again by fill_choice()
         choice = &entry.choices[i]
@@ -270,7 +285,7 @@ cdef inline uint32_t fill_choice(const Draft *draft, Entry *entry, const QueueGr
         sub = sub.next
     for i in range(group.n_remote):
         members = weight_of(group, i)
-        if unlikely(members == 0):
+        if unlikely(members == 0 or draft.gone >> group.remote[i].shard & 1):
             continue
         entry.weights[choice.first_remote + choice.n_remote].shard = group.remote[i].shard
         entry.weights[choice.first_remote + choice.n_remote].members = members
@@ -311,7 +326,7 @@ cdef inline void fill(const Draft *draft, Entry *entry) noexcept:
     cdef uint32_t i, n = 0, at = fill_head(draft, entry)
     for i in range(draft.n_found):
         node = draft.found[i]
-        entry.remote |= node.remote
+        entry.remote |= node.remote & ~draft.gone
         sub = node.subs
         while sub != NULL:
             if shown_size(sub, draft.subject, draft.size) >= 0:
@@ -323,7 +338,8 @@ cdef inline void fill(const Draft *draft, Entry *entry) noexcept:
             sub = sub.next
         group = node.groups
         while group != NULL:
-            at = fill_choice(draft, entry, group, at)
+            if not is_gone(draft, group):
+                at = fill_choice(draft, entry, group, at)
             group = group.next
     for i in range(entry.n_choices):
         if unlikely(entry.choices[i].n_first != entry.choices[i].n_remote):

@@ -9,12 +9,14 @@ route, and a sibling's message to no sibling, because the table says so. Not her
 """
 
 import os
+from functools import partial
 from itertools import islice
 
 from gnatswarm.broker.fanout cimport (
     MOST_QUEUES, ORIGIN_ACCOUNT, fits_line, write_named, write_queues, write_tail_head)
 from gnatswarm.broker.entry cimport choice_named
 from gnatswarm.broker.interest cimport SECOND_CHOICE, Node, QueueName, weight_of
+from gnatswarm.broker.mesh cimport Retelling
 from gnatswarm.broker.outbuf cimport CLOSE_NONE, Blob, blob_release, out_mark_dirty, out_reserve
 from gnatswarm.broker.reroutes cimport CAME_IN, LINGERING, REFUSED, OriginLink
 from gnatswarm.broker.routewire cimport write_interest
@@ -117,13 +119,11 @@ cdef class Leaving(ServerWait):
         return 0 if self.link.is_closing else self.link.acknowledge(self.id, True)
 
 
-cdef class Retelling(InterestSink):
+cdef class RetellingOthers(Retelling):
     """Tells one peer the interest of others: a sibling that of other servers, or a server what it is to know."""
 
     cdef Exchange exchange
-    cdef OutBuf *link     # to the sibling
     cdef int slot         # -1: a sibling; WITHDRAWN: all siblings, that it ends
-    cdef uint64_t n
 
     cdef void on_remote(self, Interest interest, const uint8_t *subject, size_t size, uint64_t before,
                         uint64_t after) noexcept:
@@ -133,7 +133,7 @@ cdef class Retelling(InterestSink):
                 self.exchange.mesh.tell_all(interest, subject, size, NULL, 0, 0)
         elif self.slot >= 0:
             self.exchange.tell_change(self.slot, interest, subject, size, 0, after)
-        elif after & self.exchange.outside and not is_loop_subject(subject, size):
+        elif after & self.exchange.outside and not is_loop_subject(subject, size) and not self.exchange.is_withdrawn:
             write_interest(self.link, account, len(interest.account), subject, size, NULL, 0, 1)
             self.n += 1
 
@@ -150,7 +150,7 @@ cdef class Retelling(InterestSink):
             self.exchange.tell_group(self.slot, interest, subject, size, group, NOBODY, 0)
             return
         members = choice_of(group, self.exchange.outside)
-        if members:
+        if members and not self.exchange.is_withdrawn:
             write_interest(self.link, account, len(interest.account), subject, size,
                            <const uint8_t *>group.name + sizeof(QueueName), group.name.key.size, members)
             self.n += 1
@@ -820,7 +820,7 @@ cdef class Exchange(Onward):
         """Accounts import other streams than before."""
         cdef int slot
         for slot in range(FIRST_SLOT, END_SLOT):
-            if self.accounts[slot] is None:
+            if self.accounts[slot] is None or self.outs[slot] == NULL:
                 continue
             found = self.interest_of(slot)
             for subject, queue in {*found, *self.imported[slot]}:
@@ -1084,17 +1084,13 @@ cdef class Exchange(Onward):
             if self.outs[slot] != NULL and self.outs[slot].close_reason != CLOSE_NONE:
                 self.told &= ~(<uint64_t>1 << slot)
 
-    cdef uint64_t replay(self, OutBuf *link) noexcept:
-        cdef Retelling retelling = Retelling()
-        if self.is_withdrawn:
-            return 0
+    cdef InterestSink retelling(self, OutBuf *link):
+        cdef RetellingOthers retelling = RetellingOthers()
         retelling.exchange = self
         retelling.hears_remote = True
         retelling.link = link
         retelling.slot = -1
-        for sublist in self.mesh.accounts.values():
-            (<Sublist>sublist).replay(retelling)
-        return retelling.n
+        return retelling
 
     cdef OutBuf *output(self, int slot) noexcept:
         return self.outs[slot]
@@ -1187,7 +1183,7 @@ cdef class Exchange(Onward):
                 self.leaves_of[origin] = self.leaves_of.get(origin, 0) | bit
                 self.clustered |= bit
             for other in range(FIRST_SLOT, END_SLOT):
-                if other != slot and cluster and self.outs[other] != NULL and self.clusters[other] == cluster \
+                if other != slot and cluster and (self.outside >> other) & 1 and self.clusters[other] == cluster \
                         and self.kinds[other] == kind:
                     self.mates[slot] |= <uint64_t>1 << other
                     self.mates[other] |= bit
@@ -1208,7 +1204,7 @@ cdef class Exchange(Onward):
 
     cdef int tell_interest(self, int slot) except -1:
         """All that it may be told, once: to a nats-server what is told again is one subscription more."""
-        cdef Retelling retelling = Retelling()
+        cdef RetellingOthers retelling = RetellingOthers()
         retelling.exchange = self
         retelling.hears_remote = True
         retelling.slot = slot
@@ -1236,7 +1232,6 @@ cdef class Exchange(Onward):
 
     cdef int part(self, int slot) except -1:
         cdef uint64_t bit = <uint64_t>1 << slot
-        cdef int other
         for key in [key for key in self.told_replies if key[0] == slot]:
             due = self.due_replies.setdefault(key[1], set())
             due |= self.told_replies.pop(key)
@@ -1244,10 +1239,16 @@ cdef class Exchange(Onward):
                 self.due_replies[key[1]] = {EVERY_REPLY}
         self.told &= ~bit
         self.fence.part(slot)
-        for sublist in [self.accounts[slot]] if self.accounts[slot] is not None else self.mesh.accounts.values():
-            (<Sublist>sublist).drop_remote(slot)
-        for exporter in {key[0] for key in self.sources[slot]}:
-            (<Sublist>exporter).drop_remote(slot)
+        self.outs[slot] = NULL
+        # (All that says what others were told of what it wanted stays until that is dropped, and its slot with it.)
+        sublists = dict.fromkeys(self.accounts_of(slot))
+        sublists.update(dict.fromkeys([key[0] for key in self.sources[slot]]))
+        return self.mesh.drop(slot, list(sublists), partial(self.empty, slot))
+
+    def empty(self, int slot):
+        """Nothing is left of who was connected there: the next one may be."""
+        cdef uint64_t bit = <uint64_t>1 << slot
+        cdef int other
         self.sources[slot], self.imported[slot] = {}, {}
         self.told_apart[slot] = {}
         self.splitting &= ~bit
@@ -1270,12 +1271,10 @@ cdef class Exchange(Onward):
         self.restricted &= ~bit
         self.of_kind[self.kinds[slot]] &= ~bit
         self.of_kind[<int>PEER_SIBLING] |= bit
-        self.outs[slot] = NULL
         self.accounts[slot] = self.permissions[slot] = None
         self.mates[slot] = 0
         for other in range(FIRST_SLOT, END_SLOT):
             self.mates[other] &= ~bit
-        return 0
 
     def set_own_interest(self, bytes account not None, subjects):
         """The subjects (bytes) that this broker itself wants in an account, in place of the last ones: services that
@@ -1337,7 +1336,7 @@ cdef class Exchange(Onward):
     def withdraw(self, call):
         """Tell siblings that other servers want nothing any more, though those still get what is on its way to them;
         `call` when all siblings know, so that nothing more comes from them."""
-        cdef Retelling retelling = Retelling()
+        cdef RetellingOthers retelling = RetellingOthers()
         retelling.exchange = self
         retelling.hears_remote = True
         retelling.slot = WITHDRAWN

@@ -6,7 +6,7 @@ from libc.string cimport memcpy
 
 from gnatswarm.broker.outbuf cimport Blob, OutBuf, Outbox
 from gnatswarm.broker.parser cimport Token
-from gnatswarm.broker.interest cimport MOST_SHARDS, Interest, QueueGroup, QueueName, Sub
+from gnatswarm.broker.interest cimport MOST_SHARDS, Interest, InterestSink, QueueGroup, QueueName, Sub
 from gnatswarm.broker.entry cimport Choice, Entry, Target
 from gnatswarm.broker.sublist cimport Sublist
 from gnatswarm.broker.word cimport same_bytes
@@ -116,8 +116,8 @@ cdef class Onward:
     cdef OutBuf *output(self, int slot) noexcept
     # The link to a sibling is gone.
     cdef int on_part(self, int shard) except -1
-    # Tells a new sibling the interest of other servers; returns how many frames that took.
-    cdef uint64_t replay(self, OutBuf *link) noexcept
+    # A mesh.Retelling that tells a new sibling the interest of other servers.
+    cdef InterestSink retelling(self, OutBuf *link)
     # A sibling's PING came over this OriginLink. 0: its PONG waits for no other server; else what it waits for, with
     # which the link's on_settled() is called.
     cdef uint64_t await_servers(self, object link) except? 0

@@ -130,8 +130,8 @@ cdef class Onward:
     cdef int on_part(self, int shard) except -1:
         return 0
 
-    cdef uint64_t replay(self, OutBuf *link) noexcept:
-        return 0
+    cdef InterestSink retelling(self, OutBuf *link):
+        raise NotImplementedError
 
     cdef uint64_t await_servers(self, object link) except? 0:
         return 0

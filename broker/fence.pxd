@@ -49,6 +49,11 @@ cdef class MeshFence(Fence):
     cdef dict ending               # number of a QEND → the Former for which it is
     cdef uint64_t last_end
 
+    cdef uint64_t unawaited        # siblings that nobody waits for yet: see begin()
+
+    # A link has joined, and its sibling is being told all interest: who waits for it waits for ping(), behind that.
+    # `is_new`: nobody there can publish or subscribe before it has heard all, so nobody has to wait.
+    cdef int begin(self, int shard, bint is_new) except -1
     cdef int ping(self, int shard) except -1
     # on_fenced() follows, at once where there are no siblings.
     cdef int fence_batch(self, FencedBatch batch) except -1

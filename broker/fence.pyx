@@ -57,7 +57,7 @@ cdef class MeshFence(Fence):
     cdef Waiter wait_for_touched(self, ClientConnection client, uint64_t more, Waiter waiter):
         """Have the waiter (None: a new one, if it is needed) wait for siblings that were told something because of
         this client, and for `more`, as far as they have not acknowledged it."""
-        cdef uint64_t left = (client.touched | more) & self.mesh.up
+        cdef uint64_t left = (client.touched | more) & self.mesh.up & ~self.unawaited
         cdef int shard = 0
         client.touched = 0
         while left:
@@ -91,7 +91,16 @@ cdef class MeshFence(Fence):
             shard += 1
         return self.settle(waiter)
 
+    cdef int begin(self, int shard, bint is_new) except -1:
+        self.is_pinging[shard] = 1
+        if is_new:
+            self.unawaited |= <uint64_t>1 << shard
+        return 0
+
     cdef int ping(self, int shard) except -1:
+        self.unawaited &= ~(<uint64_t>1 << shard)
+        (<list>self.in_flight[shard]).extend(self.waiting[shard])   # (it is behind what all of them wait for)
+        self.waiting[shard] = []
         self.is_pinging[shard] = 1
         self.frames_pinged[shard] = self.mesh.frames_to(shard)
         out_append(self.mesh.fanout.links[shard], b'PING\r\n', 6)
@@ -103,9 +112,8 @@ cdef class MeshFence(Fence):
         self.frames_acked[shard] = self.frames_pinged[shard]
         if self.frames_acked[shard] >= self.mesh.told_at[shard]:
             self.mesh.unheard &= ~(<uint64_t>1 << shard)
-        self.in_flight[shard] = self.waiting[shard]
-        self.waiting[shard] = []
-        if self.in_flight[shard]:
+        self.in_flight[shard] = []
+        if self.waiting[shard]:
             self.ping(shard)
         return self.acknowledge(done)
 
@@ -114,6 +122,7 @@ cdef class MeshFence(Fence):
         self.in_flight[shard] = self.in_flight[shard] + self.waiting[shard]
         self.waiting[shard] = []
         self.is_pinging[shard] = 0
+        self.unawaited &= ~(<uint64_t>1 << shard)
         if self.frames_acked[shard] != self.mesh.frames_to(shard) \
                 or self.mesh.fanout.link_refused != self.refused_before:
             self.lossy |= <uint64_t>1 << shard
@@ -173,6 +182,7 @@ cdef class MeshFence(Fence):
         self.in_flight[shard] = []
         self.waiting[shard] = []
         self.is_pinging[shard] = 0
+        self.unawaited &= ~(<uint64_t>1 << shard)
         self.frames_acked[shard] = self.frames_pinged[shard] = 0
         self.end_all(shard)
         return self.acknowledge(done)
@@ -228,7 +238,7 @@ cdef class MeshFence(Fence):
 
     cdef Former former_of(self, ClientConnection client, Sub *sub):
         cdef Former former
-        if self.mesh.up == 0:
+        if self.mesh.up & ~self.unawaited == 0:
             return None
         former = self.mesh.formers.note(client, client.sublist, sub)
         if unlikely((self.mesh.up >> GATEWAY_NUMBER) & 1) and former is not None:
@@ -263,7 +273,7 @@ cdef class MeshFence(Fence):
 
     cdef int linger(self, Former former) except -1:
         cdef Waiter waiter = Waiter()
-        cdef uint64_t left = self.mesh.up
+        cdef uint64_t left = self.mesh.up & ~self.unawaited
         cdef int shard = 0
         (<ClientConnection>former.client).n_formers += 1
         waiter.former = former

@@ -130,6 +130,8 @@ ctypedef struct GroupShift:
 # Is told when this shard's interest in a subject begins or ends, or when the size of a queue group changes.
 cdef class InterestSink:
     cdef readonly uint64_t n_subs    # subscriptions of all accounts that use this sink
+    # Siblings that are gone, a bit each, of whose interest some is still there: it counts no more.
+    cdef readonly uint64_t gone
     cdef bint hears_remote           # it is told of the interest of siblings too: see on_remote()
 
     # Both return the siblings that are told, a bit each.
@@ -144,6 +146,42 @@ cdef class InterestSink:
                               uint32_t shard, uint32_t before) noexcept
 
 
+# Meets every node and every queue group of an account, some at a time, while interest comes and goes: each that is
+# there from its beginning to its end, and maybe some that are not. Literals come by the part of their table, patterns
+# in an order that does not depend on their tables' sizes, groups in their ring.
+cdef class InterestCursor:
+    cdef Interest interest
+    cdef int64_t left        # so much may still be done in this go_on()
+    cdef uint32_t part       # of the literals: the next one
+    cdef Pattern *at         # whose children come next …
+    cdef uint8_t stage       # … 0: its star, 1: its rest, 2: its tokens, behind that with …
+    cdef uint64_t turned     # … this hash, its bits in reverse order; 2**32: behind all
+    cdef Pattern *token      # … and among several with that hash, this one; NULL: before all of them
+    cdef QueueGroup *group   # the last one that was met
+
+    # Meets some more, about so many. True: it has met all.
+    cdef bint go_on(self, int64_t most) noexcept
+    # It may prune the node, or the group and its node.
+    cdef void on_plain(self, Node *node) noexcept
+    cdef void on_group(self, QueueGroup *group) noexcept
+    cdef bint pass_literals(self) noexcept
+    cdef bint pass_patterns(self) noexcept
+    cdef bint pass_groups(self) noexcept
+    cdef Pattern *next_child(self) noexcept
+    # It goes on behind this one, and what is below it.
+    cdef void step_behind(self, Pattern *pattern) noexcept
+
+
+# Tells a sink this shard's own interest (for a new sibling), or, if it hears_remote, that of all siblings.
+cdef class TellingCursor(InterestCursor):
+    cdef InterestSink sink
+
+
+# Drops the interest of a sibling that is gone.
+cdef class DroppingCursor(InterestCursor):
+    cdef uint32_t shard
+
+
 cdef class Interest:
     cdef readonly bytes account
     cdef InterestSink sink
@@ -153,6 +191,7 @@ cdef class Interest:
     cdef Table wide                  # groups of nodes with many
     cdef uint64_t seed
     cdef bint marks_subs             # subscriptions made from here on are SUB_MARKED
+    cdef list cursors                # InterestCursors that are under way; None: none is
     # statistics of queue groups
     cdef QueueGroup groups           # head of the ring of all groups
     cdef QueueGroup *harvested       # the last group that harvest_queues() looked at
@@ -207,10 +246,10 @@ cdef class Interest:
     cdef void tell_remote(self, Node *node, uint64_t before, InterestSink sink) noexcept
     cdef void tell_remote_queue(self, Node *node, QueueGroup *group, uint32_t shard, uint32_t before,
                                 InterestSink sink) noexcept
-    cdef void replay_node(self, Node *node, InterestSink sink) noexcept
-    cdef void replay_patterns(self, Pattern *at, InterestSink sink) noexcept
-    cdef void drop_patterns(self, Pattern *at, uint32_t shard) noexcept
-    cdef bint drop_node(self, Node *node, uint32_t shard) noexcept
+    cdef TellingCursor telling_cursor(self, InterestSink sink)
+    cdef DroppingCursor dropping_cursor(self, uint32_t shard)
+    cdef void begin_cursor(self, InterestCursor cursor) noexcept
+    cdef void end_cursor(self, InterestCursor cursor) noexcept
     cdef void free_pattern(self, Pattern *at) noexcept
 
 

@@ -12,8 +12,8 @@ from libc.string cimport memchr, memcpy, memset
 from gnatswarm.broker.outbuf cimport MOVING_IN, MOVING_OUT
 from gnatswarm.broker.subject cimport SUBJECT_WILDCARD, subject_kind
 from gnatswarm.broker.table cimport (
-    Keyed, Walk, slot_item, spread_free, spread_init, spread_insert, spread_next, spread_remove, spread_table,
-    table_find, table_free, table_init, table_insert, table_remove)
+    MOST_SPREAD, SPREAD_PARTS, Keyed, Walk, slot_item, spread_free, spread_init, spread_insert, spread_next,
+    spread_remove, spread_table, table_find, table_free, table_init, table_insert, table_remove)
 from gnatswarm.broker.word cimport SLACK, hash_bytes
 
 import os
@@ -22,6 +22,9 @@ import os
 cdef enum:
     GROUP_KEY_BYTES = 16   # two pointers
     MOST_TOLD = 999999999  # as a frame can tell it
+
+
+cdef int64_t ALL = <int64_t>1 << 62
 
 
 cdef struct GroupKey:
@@ -108,6 +111,188 @@ cdef size_t subject_at(const Node *node, uint8_t *to, size_t room) noexcept nogi
             filled -= 1
             to[filled] = c'.'
     return size
+
+
+cdef inline uint32_t reversed_bits(uint32_t n) noexcept nogil:
+    n = n >> 16 | n << 16
+    n = (n & <uint32_t>0xFF00FF00) >> 8 | (n & 0x00FF00FF) << 8
+    n = (n & <uint32_t>0xF0F0F0F0) >> 4 | (n & 0x0F0F0F0F) << 4
+    n = (n & <uint32_t>0xCCCCCCCC) >> 2 | (n & 0x33333333) << 2
+    return (n & <uint32_t>0xAAAAAAAA) >> 1 | (n & 0x55555555) << 1
+
+
+cdef inline bint comes_before(uint64_t turned, const Pattern *one, uint64_t than, const Pattern *other) noexcept nogil:
+    return turned < than or (turned == than and <size_t>one < <size_t>other)
+
+
+cdef class InterestCursor:
+    """Meets every node and every queue group of an account, some at a time, while interest comes and goes."""
+
+    cdef bint go_on(self, int64_t most) noexcept:
+        self.left = most
+        if self.pass_literals() and self.pass_patterns() and self.pass_groups():
+            self.interest.end_cursor(self)
+            return True
+        return False
+
+    cdef void on_plain(self, Node *node) noexcept:
+        pass
+
+    cdef void on_group(self, QueueGroup *group) noexcept:
+        pass
+
+    cdef bint pass_literals(self) noexcept:
+        """A part of them is met in one go: a thousandth, where there are many, and none moves to another part."""
+        cdef Spread *literals = &self.interest.literals
+        cdef Table *table
+        cdef uint32_t i, slot, parts
+        cdef uint64_t item
+        while self.part < MOST_SPREAD:
+            if self.left <= 0:
+                return False
+            i = self.part // SPREAD_PARTS
+            parts = 1 if literals.split >> i & 1 else SPREAD_PARTS - self.part % SPREAD_PARTS
+            slot = 0
+            while True:   # (each time anew: who is met may be pruned, and its table with it)
+                table = literals.parts + self.part if parts == 1 else &literals.wholes[i]
+                if table.slots == NULL or slot > table.mask:
+                    break
+                item = table.slots[slot]
+                if item:
+                    self.left -= 1
+                    self.on_plain(<Node *>slot_item(item))
+                    if parts == 1 and not literals.split >> i & 1:
+                        break   # that was the last one of all its parts
+                    if table.slots == NULL or table.slots[slot] != item:
+                        continue   # pruning shifts slots back
+                slot += 1
+            self.left -= parts == 1
+            self.part += parts
+        return True
+
+    cdef bint pass_patterns(self) noexcept:
+        cdef Pattern *child
+        while self.left > 0:
+            child = self.next_child()
+            if child != NULL:
+                self.left -= 1
+                self.at = child
+                self.stage = 0
+                self.on_plain(&child.node)
+            elif self.stage == 2 and self.turned >> 32:
+                if self.at == self.interest.root:
+                    return True
+                self.step_behind(self.at)
+        return False
+
+    cdef Pattern *next_child(self) noexcept:
+        """The next child of `at`. NULL: there is none, or (then it is not behind all) enough was looked at.
+
+        Its tokens come by their hashes' bits in reverse order: each slot of a table is home to those between two such
+        numbers, however many slots there are, so those of a table that has grown meanwhile come in the same order.
+        """
+        cdef Table *table = &self.at.tokens
+        cdef Pattern *found = NULL
+        cdef Pattern *item
+        cdef uint64_t found_turned = 0, turned, step
+        cdef uint32_t home, slot
+        while self.stage < 2:
+            item = self.at.star if self.stage == 0 else self.at.rest
+            self.stage += 1
+            if self.stage == 2:
+                self.turned = 0
+                self.token = NULL
+            if item != NULL:
+                return item
+        if table.slots == NULL:
+            self.turned = <uint64_t>1 << 32
+        while self.left > 0 and not self.turned >> 32:
+            home = slot = reversed_bits(<uint32_t>self.turned) & table.mask
+            while table.slots[slot]:
+                item = <Pattern *>slot_item(table.slots[slot])
+                slot = (slot + 1) & table.mask
+                if item.node.key.hash & table.mask != home:
+                    continue
+                turned = reversed_bits(item.node.key.hash)
+                if comes_before(self.turned, self.token, turned, item) \
+                        and (found == NULL or comes_before(turned, item, found_turned, found)):
+                    found = item
+                    found_turned = turned
+            if found != NULL:
+                return found
+            self.left -= 1
+            step = (<uint64_t>1 << 32) // (<uint64_t>table.mask + 1)
+            self.turned = (self.turned // step + 1) * step
+            self.token = NULL
+        return NULL
+
+    cdef void step_behind(self, Pattern *pattern) noexcept:
+        self.at = pattern.parent
+        self.turned = 0
+        self.token = NULL
+        if pattern.node.key.kind == NODE_STAR:
+            self.stage = 1
+        else:
+            self.stage = 2
+            if pattern.node.key.kind == NODE_TOKEN:
+                self.turned = reversed_bits(pattern.node.key.hash)
+                self.token = pattern
+
+    cdef bint pass_groups(self) noexcept:
+        while self.left > 0:
+            self.group = self.group.next_of_all
+            if self.group == &self.interest.groups:
+                return True
+            self.left -= 1
+            self.on_group(self.group)
+        return False
+
+
+cdef class TellingCursor(InterestCursor):
+    """Tells a sink this shard's own interest, or that of all siblings."""
+
+    cdef void on_plain(self, Node *node) noexcept:
+        if self.sink.hears_remote:
+            if node.remote:
+                self.interest.tell_remote(node, 0, self.sink)
+        elif node.subs != NULL:
+            self.interest.tell(node, NULL, self.sink)
+
+    cdef void on_group(self, QueueGroup *group) noexcept:
+        if self.sink.hears_remote:
+            if group.n_remote:
+                self.interest.tell_remote_queue(group.node, group, MOST_SHARDS, 0, self.sink)
+        elif group.n_members:
+            self.interest.tell(group.node, group, self.sink)
+
+
+cdef class DroppingCursor(InterestCursor):
+    """Drops the interest of a sibling that is gone."""
+
+    cdef void on_plain(self, Node *node) noexcept:
+        cdef uint64_t bit = <uint64_t>1 << self.shard
+        if not node.remote & bit:
+            return
+        node.remote ^= bit
+        if self.interest.sink.hears_remote:
+            self.interest.tell_remote(node, node.remote | bit, self.interest.sink)
+        self.interest.node_changed(node)
+        self.interest.node_prune(node)
+
+    cdef void on_group(self, QueueGroup *group) noexcept:
+        cdef Node *node = group.node
+        cdef uint32_t i, before
+        for i in range(group.n_remote):
+            if group.remote[i].shard == self.shard:
+                before = weight_of(group, i)
+                group.n_remote -= 1
+                group.remote[i] = group.remote[group.n_remote]
+                if self.interest.sink.hears_remote:
+                    self.interest.tell_remote_queue(node, group, self.shard, before, self.interest.sink)
+                self.interest.node_changed(node)
+                self.interest.group_prune(node, group)
+                self.interest.node_prune(node)
+                return
 
 
 cdef class Interest:
@@ -268,6 +453,10 @@ cdef class Interest:
         while at.parent != NULL and is_unused(&at.node) and at.star == NULL and at.rest == NULL \
                 and at.tokens.count == 0:
             parent = at.parent
+            if self.cursors is not None:
+                for cursor in self.cursors:
+                    if (<InterestCursor>cursor).at == at:
+                        (<InterestCursor>cursor).step_behind(at)
             if at.node.key.kind == NODE_STAR:
                 parent.star = NULL
             elif at.node.key.kind == NODE_REST:
@@ -380,6 +569,10 @@ cdef class Interest:
             table_remove(&self.wide, &group.key)
         if self.harvested == group:
             self.harvested = group.previous_of_all
+        if self.cursors is not None:
+            for cursor in self.cursors:
+                if (<InterestCursor>cursor).group == group:
+                    (<InterestCursor>cursor).group = group.previous_of_all
         group.previous_of_all.next_of_all = group.next_of_all
         group.next_of_all.previous_of_all = group.previous_of_all
         group.name.refs -= 1
@@ -480,42 +673,33 @@ cdef class Interest:
         self.node_prune(node)
 
     cdef void replay(self, InterestSink sink) noexcept:
-        cdef Walk walk = Walk(0, 0)
-        cdef Keyed *item = spread_next(&self.literals, &walk)
-        while item != NULL:
-            self.replay_node(<Node *>item, sink)
-            item = spread_next(&self.literals, &walk)
-        self.replay_patterns(self.root, sink)
+        self.telling_cursor(sink).go_on(ALL)
 
-    cdef void replay_patterns(self, Pattern *at, InterestSink sink) noexcept:
-        cdef uint32_t i
-        if at != self.root:
-            self.replay_node(&at.node, sink)
-        if at.star != NULL:
-            self.replay_patterns(at.star, sink)
-        if at.rest != NULL:
-            self.replay_patterns(at.rest, sink)
-        if at.tokens.slots != NULL:
-            for i in range(at.tokens.mask + 1):
-                if at.tokens.slots[i]:
-                    self.replay_patterns(<Pattern *>slot_item(at.tokens.slots[i]), sink)
+    cdef TellingCursor telling_cursor(self, InterestSink sink):
+        cdef TellingCursor cursor = TellingCursor()
+        cursor.sink = sink
+        self.begin_cursor(cursor)
+        return cursor
 
-    cdef void replay_node(self, Node *node, InterestSink sink) noexcept:
-        cdef QueueGroup *group = node.groups
-        if sink.hears_remote:
-            if node.remote:
-                self.tell_remote(node, 0, sink)
-            while group != NULL:
-                if group.n_remote:
-                    self.tell_remote_queue(node, group, MOST_SHARDS, 0, sink)
-                group = group.next
-            return
-        if node.subs != NULL:
-            self.tell(node, NULL, sink)
-        while group != NULL:
-            if group.n_members:
-                self.tell(node, group, sink)
-            group = group.next
+    cdef DroppingCursor dropping_cursor(self, uint32_t shard):
+        cdef DroppingCursor cursor = DroppingCursor()
+        cursor.shard = shard
+        self.begin_cursor(cursor)
+        return cursor
+
+    cdef void begin_cursor(self, InterestCursor cursor) noexcept:
+        cursor.interest = self
+        cursor.at = self.root
+        cursor.group = &self.groups
+        if self.cursors is None:
+            self.cursors = []
+        self.cursors.append(cursor)
+
+    cdef void end_cursor(self, InterestCursor cursor) noexcept:
+        if self.cursors is not None and cursor in self.cursors:
+            self.cursors.remove(cursor)
+            if not self.cursors:
+                self.cursors = None
 
     # ---- the interest of siblings
 
@@ -653,73 +837,8 @@ cdef class Interest:
         if more > 0:
             add_weight(group, shard, <uint32_t>more)   # (no memory: nobody is sent anything there)
 
-    cdef bint drop_node(self, Node *node, uint32_t shard) noexcept:
-        """Removes a sibling's interest at one node; True if it had any."""
-        cdef uint64_t bit = <uint64_t>1 << shard
-        cdef QueueGroup *group = node.groups
-        cdef QueueGroup *following
-        cdef uint32_t i, before
-        cdef bint changed = (node.remote & bit) != 0
-        node.remote &= ~bit
-        if changed and self.sink.hears_remote:
-            self.tell_remote(node, node.remote | bit, self.sink)
-        while group != NULL:
-            following = group.next
-            for i in range(group.n_remote):
-                if group.remote[i].shard == shard:
-                    before = weight_of(group, i)
-                    group.n_remote -= 1
-                    group.remote[i] = group.remote[group.n_remote]
-                    changed = True
-                    if self.sink.hears_remote:
-                        self.tell_remote_queue(node, group, shard, before, self.sink)
-                    break
-            self.group_prune(node, group)
-            group = following
-        if changed:
-            self.node_changed(node)
-        return changed
-
-    cdef void drop_patterns(self, Pattern *at, uint32_t shard) noexcept:
-        cdef uint32_t i = 0
-        cdef Pattern *child
-        cdef uint64_t slot
-        if at.star != NULL:
-            self.drop_patterns(at.star, shard)
-        if at.rest != NULL:
-            self.drop_patterns(at.rest, shard)
-        # pruning shifts slots back, and frees an empty table: look at a slot again until it stays
-        while at.tokens.slots != NULL and i <= at.tokens.mask:
-            slot = at.tokens.slots[i]
-            if slot:
-                child = <Pattern *>slot_item(slot)
-                self.drop_patterns(child, shard)
-                if at.tokens.slots == NULL or at.tokens.slots[i] != slot:
-                    continue
-            i += 1
-        if at != self.root:
-            self.drop_node(&at.node, shard)
-            if is_unused(&at.node) and at.star == NULL and at.rest == NULL and at.tokens.count == 0:
-                # only itself: the parent is still being walked
-                if at.node.key.kind == NODE_STAR:
-                    at.parent.star = NULL
-                elif at.node.key.kind == NODE_REST:
-                    at.parent.rest = NULL
-                else:
-                    table_remove(&at.parent.tokens, &at.node.key)
-                table_free(&at.tokens)
-                free(at)
-
     cdef void drop_remote(self, uint32_t shard) noexcept:
-        cdef Walk walk = Walk(0, 0)
-        cdef Node *node = <Node *>spread_next(&self.literals, &walk)
-        while node != NULL:
-            self.drop_node(node, shard)
-            if is_unused(node):
-                self.node_prune(node)
-                walk.slot -= 1
-            node = <Node *>spread_next(&self.literals, &walk)
-        self.drop_patterns(self.root, shard)
+        self.dropping_cursor(shard).go_on(ALL)
 
     # ---- statistics
 

@@ -25,9 +25,11 @@ cdef class SiblingLink(OriginLink):
     cdef readonly bint is_joined         # INFO and CONNECT are done: it carries interest and messages
     cdef readonly uint64_t joined_us     # … since then, by the reactor's clock
     cdef readonly bint is_synchronised   # both ends have each other's whole interest
+    cdef bint is_new                     # see join()
     cdef bint heard_ping                 # its first PING, behind its whole interest, has come
     cdef bint heard_pong                 # it has acknowledged our whole interest
     cdef uint32_t told                   # interest in the last read
+    cdef readonly uint64_t n_told        # … in all
     cdef bint tells_much                 # … there was much, and has been some since: little is read at a time
     cdef size_t last_size                # bytes of the last read
     cdef object resting                  # see rest_with()

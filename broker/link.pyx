@@ -204,6 +204,7 @@ cdef class SiblingLink(OriginLink):
     cdef int interest(self, const uint8_t *data, const uint8_t *end, RouteOp *op, bint wanted) except -1:
         cdef Sublist sublist = self.mesh.sublist_of(op.account.at, op.account.size)
         self.told += 1
+        self.n_told += 1
         sublist.expect_next(data, op.subject.at - data, op.line_size, end)
         if is_bad(op.subject):
             return self.broken("bad subject in RS")
@@ -641,10 +642,17 @@ cdef class SiblingLink(OriginLink):
 
     # ---- for the session and the owner of the socket
 
-    def join(self, int shard):
+    def join(self, int shard, *, bint is_new=False):
         """INFO and CONNECT are done: the link carries interest and messages from now on, or, while connections move
-        from here or to here, as soon as they have: every shard that publishes then takes part in a move."""
-        if self.mesh.moves is not None and self.mesh.moves.defers(self, shard):
+        from here or to here, as soon as they have: every shard that publishes then takes part in a move. Not before
+        what the last link to that shard has told is dropped.
+
+        is_new: the process at its other end was not linked with this one before.
+        """
+        self.is_new = self.is_new or is_new
+        if self.out.close_reason != CLOSE_NONE:   # (it has waited, and has broken meanwhile)
+            return
+        if self.mesh.defers(self, shard) or (self.mesh.moves is not None and self.mesh.moves.defers(self, shard)):
             return
         self.shard = self.fanout.from_shard = shard
         self.is_joined = True
@@ -653,10 +661,20 @@ cdef class SiblingLink(OriginLink):
             self.send(self.mesh.moves.last_word())
         if self.mesh.prefixes is not None:
             self.send(self.mesh.prefixes.words())
-        self.mesh.join(shard, &self.out)
-        if shard == GATEWAY_NUMBER and self.mesh.prefixes is not None:
+        self.fence.begin(shard, self.is_new and shard != GATEWAY_NUMBER)   # (to that come messages of other servers)
+        self.mesh.join(shard, &self.out, self.has_told)
+
+    def has_told(self):
+        """The sibling has been sent this shard's whole interest."""
+        if self.shard == GATEWAY_NUMBER and self.mesh.prefixes is not None:
             self.send(self.mesh.prefixes.due_interest())
-        self.fence.ping(shard)
+        self.fence.ping(self.shard)
+
+    def join_no_more(self):
+        """It has been let go of: if its join() waits, nothing comes of it."""
+        if self.mesh.moves is not None:
+            self.mesh.moves.forget_link(self)
+        self.mesh.forget_link(self)
 
     def leave(self, *, bint is_broken=False):
         """The socket is closed: drop the sibling's interest. A second call does nothing.
@@ -665,8 +683,7 @@ cdef class SiblingLink(OriginLink):
         """
         if self.out.close_reason == CLOSE_NONE:
             self.out.close_reason = CLOSE_CLIENT_CLOSED
-        if self.mesh.moves is not None:
-            self.mesh.moves.forget_link(self)
+        self.join_no_more()
         if self.is_joined:
             self.is_joined = False
             if is_broken:

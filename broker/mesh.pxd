@@ -1,7 +1,7 @@
 # This shard's siblings: who is linked, and what they are told of this shard's interest.
 
 cimport cython
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from gnatswarm.broker.fanout cimport Fanout
 from gnatswarm.broker.outbuf cimport OutBuf
@@ -13,6 +13,26 @@ cdef enum:
     # A link's pending bytes past which the publishers that feed it wait, until it is under half of them. Two siblings
     # that flood each other hold twice this much; a fence waits behind at most this much.
     LINK_STALL_BYTES = 4194304
+
+
+cdef enum:
+    # While so much waits on a link, it is told no more interest: a message, or who waits for its PONG, would wait
+    # behind all of it.
+    MOST_TOLD_BYTES = 262144
+
+
+# Long work of a mesh, done some at a time.
+cdef class MeshWork:
+    # Does some of it. Whether it is done.
+    cdef bint go_on(self, int64_t most) except -1
+    # Whether it can go on now.
+    cdef bint is_due(self) noexcept
+
+
+# Tells one sibling interest. A subclass tells that of other servers.
+cdef class Retelling(InterestSink):
+    cdef OutBuf *link
+    cdef uint64_t n                          # frames
 
 
 @cython.final
@@ -37,6 +57,11 @@ cdef class Mesh(InterestSink):
     cdef uint32_t tallied                    # subjects counted per account; 0: none
     cdef public object moves                 # Moves, which put themselves here; None: there are none
     cdef public object prefixes              # ReplyPrefixes, which put themselves here; None: there are none
+    cdef public object soon                  # () → None: go_on() is due; None: everything is done at once
+    cdef public uint32_t slice_nodes         # subjects that are done in one go_on()
+    cdef list work                           # MeshWork
+    cdef list waiting_links                  # (link, shard): they join when what was told by the last one is dropped
+    cdef readonly uint64_t n_slices          # of work that were done
 
     # The account's subscriptions; None: nobody has named it yet.
     cdef Sublist known(self, const uint8_t *account, size_t size)
@@ -54,7 +79,18 @@ cdef class Mesh(InterestSink):
     cdef int prefix_changed(self, bytes prefix) except -1
     # The sibling has been told of a change of interest just now.
     cdef void note_told(self, int shard) noexcept
-    # There is a link: sends it this shard's whole interest; from now on it is sent messages.
-    cdef int join(self, int shard, OutBuf *link) except -1
-    # The link is gone: drops that sibling's interest.
+    # There is a link: sends it this shard's whole interest, and calls on_told() behind that; from now on it is sent
+    # messages.
+    cdef int join(self, int shard, OutBuf *link, object on_told) except -1
+    # The link is gone: that sibling's interest counts no more, and is dropped.
     cdef int part(self, int shard) except -1
+    # Whether the link (a Peer) has to wait, because what the last one to this sibling told is not dropped yet. Then its
+    # join(shard) is called.
+    cdef bint defers(self, object link, int shard) except -1
+    cdef int forget_link(self, object link) except -1
+    # Does it now, or in turns.
+    cdef int begin(self, MeshWork work) except -1
+    # What this sibling or other server wants in these accounts counts no more, and is dropped, now or in turns. `then`
+    # is called behind that, if it is not None.
+    cdef int drop(self, int shard, list sublists, object then) except -1
+    cdef int has_dropped(self, int shard) except -1

@@ -8,15 +8,24 @@ subscription here, and of every change of a queue group's size. Not here: messag
 
 from libc.string cimport memcmp
 
+from gnatswarm.broker.interest cimport InterestCursor
+from gnatswarm.broker.outbuf cimport out_pending
+from gnatswarm.broker.peer cimport HOLD_MOVE, Peer
 from gnatswarm.broker.routewire cimport write_interest
 from gnatswarm.broker.tally cimport Tally
 
 
-cdef class Replay(InterestSink):
-    """Tells one sibling this shard's whole interest."""
+cdef enum:
+    # Subjects that are told, or dropped, in one go_on(): some 0.1 to 0.3 ms.
+    SLICE_NODES = 1024
 
-    cdef OutBuf *link
-    cdef uint64_t n
+cdef double AGAIN_S = 0.001   # a link takes a quarter of MOST_TOLD_BYTES in that time, or less
+
+cdef int64_t ALL = <int64_t>1 << 62
+
+
+cdef class Retelling(InterestSink):
+    """Tells one sibling this shard's whole interest."""
 
     cdef uint64_t on_interest(self, Interest interest, const uint8_t *subject, size_t size, bint wanted) noexcept:
         cdef const uint8_t *account = interest.account
@@ -32,8 +41,91 @@ cdef class Replay(InterestSink):
         return 0
 
 
+cdef class MeshWork:
+    """Long work of a mesh, done some at a time."""
+
+    cdef bint go_on(self, int64_t most) except -1:
+        raise NotImplementedError
+
+    cdef bint is_due(self) noexcept:
+        return True
+
+
+cdef class Accounts(MeshWork):
+    """Goes over the interest of all accounts that there are at its beginning."""
+
+    cdef Mesh mesh
+    cdef int shard
+    cdef list sublists
+    cdef list cursors        # those of the present account
+
+    cdef list cursors_of(self, Sublist sublist):
+        raise NotImplementedError
+
+    cdef bint go_on(self, int64_t most) except -1:
+        cdef InterestCursor cursor
+        while most > 0:
+            if not self.cursors:
+                if not self.sublists:
+                    return True
+                self.cursors = self.cursors_of(<Sublist>self.sublists.pop())
+            cursor = <InterestCursor>self.cursors[len(self.cursors) - 1]
+            if not cursor.go_on(most):
+                return False
+            most = cursor.left - 1   # (one for the account, which may be empty)
+            self.cursors.pop()
+        return False
+
+    cdef int end(self) except -1:
+        for cursor in self.cursors:
+            (<InterestCursor>cursor).interest.end_cursor(<InterestCursor>cursor)
+        self.cursors = []
+        return 0
+
+
+cdef class Telling(Accounts):
+    """A sibling whose link is new is told all interest. What begins or ends meanwhile it is told at once, and what it
+    is told twice changes nothing."""
+
+    cdef object on_told
+    cdef list tellers        # Retellings
+
+    cdef list cursors_of(self, Sublist sublist):
+        return [sublist.telling_cursor(<Retelling>teller) for teller in self.tellers]
+
+    cdef bint is_due(self) noexcept:
+        return out_pending((<Retelling>self.tellers[0]).link) < <size_t>MOST_TOLD_BYTES
+
+    cdef bint go_on(self, int64_t most) except -1:
+        cdef bint is_done = Accounts.go_on(self, most)
+        for teller in self.tellers:
+            self.mesh.interest_frames[self.shard] += (<Retelling>teller).n
+            (<Retelling>teller).n = 0
+        self.mesh.note_told(self.shard)
+        if is_done:
+            self.on_told()
+        return is_done
+
+
+cdef class Dropping(Accounts):
+    """What a sibling wanted whose link has ended is taken out; it counts no more."""
+
+    cdef object then
+
+    cdef list cursors_of(self, Sublist sublist):
+        return [sublist.dropping_cursor(self.shard)]
+
+    cdef bint go_on(self, int64_t most) except -1:
+        if not Accounts.go_on(self, most):
+            return False
+        self.mesh.has_dropped(self.shard)
+        if self.then is not None:
+            self.then()
+        return True
+
+
 cdef class Mesh(InterestSink):
-    """The sibling shards, by number."""
+    """The sibling shards, by number. Set `soon` to have long work done in turns, each a go_on()."""
 
     def __cinit__(self, Fanout fanout not None, int shard):
         self.fanout = fanout
@@ -41,6 +133,9 @@ cdef class Mesh(InterestSink):
         self.accounts = {}
         self.owners = {}
         self.formers = Formers()
+        self.work = []
+        self.waiting_links = []
+        self.slice_nodes = SLICE_NODES
 
     def account(self, bytes name not None) -> Sublist:
         """The account's subscriptions on this shard; made when it is first named."""
@@ -175,28 +270,92 @@ cdef class Mesh(InterestSink):
         self.fresh_end[shard] = NULL
         return True
 
-    cdef int join(self, int shard, OutBuf *link) except -1:
-        cdef Replay replay = Replay()
+    cdef int join(self, int shard, OutBuf *link, object on_told) except -1:
+        cdef Telling telling = Telling()
+        cdef Retelling teller = Retelling()
         link.stall_mark = LINK_STALL_BYTES
         self.fanout.links[shard] = link
         self.fresh_end[shard] = NULL
         self.up |= <uint64_t>1 << shard
-        replay.link = link
-        for sublist in self.accounts.values():
-            (<Sublist>sublist).replay(replay)
-        if self.fanout.onward is not None:
-            replay.n += self.fanout.onward.replay(link)
-        self.interest_frames[shard] += replay.n
-        self.note_told(shard)
         self.out_of_step |= <uint64_t>1 << shard
-        return 0
+        self.note_told(shard)   # (until it has heard all: who subscribes to what others did waits for that)
+        teller.link = link
+        telling.mesh = self
+        telling.shard = shard
+        telling.on_told = on_told
+        telling.tellers = [teller]
+        if self.fanout.onward is not None:
+            telling.tellers.append(self.fanout.onward.retelling(link))
+        telling.sublists = list(self.accounts.values())
+        telling.cursors = []
+        return self.begin(telling)
 
     cdef int part(self, int shard) except -1:
         self.fanout.links[shard] = NULL
         self.up &= ~(<uint64_t>1 << shard)
         self.unheard &= ~(<uint64_t>1 << shard)
-        for sublist in self.accounts.values():
-            (<Sublist>sublist).drop_remote(shard)
+        for work in list(self.work):
+            if isinstance(work, Telling) and (<Telling>work).shard == shard:
+                (<Telling>work).end()
+                self.work.remove(work)
         if self.fanout.onward is not None:
             self.fanout.onward.on_part(shard)
+        return self.drop(shard, list(self.accounts.values()), None)
+
+    cdef int drop(self, int shard, list sublists, object then) except -1:
+        cdef Dropping dropping = Dropping()
+        self.gone |= <uint64_t>1 << shard
+        for sublist in sublists:
+            (<Sublist>sublist).forget_entries()
+        dropping.mesh = self
+        dropping.shard = shard
+        dropping.then = then
+        dropping.sublists = sublists
+        dropping.cursors = []
+        return self.begin(dropping)
+
+    cdef int has_dropped(self, int shard) except -1:
+        self.gone &= ~(<uint64_t>1 << shard)
+        for item in [one for one in self.waiting_links if one[1] == shard]:
+            self.waiting_links.remove(item)
+            (<Peer>item[0]).release(HOLD_MOVE)
+            item[0].join(shard)
         return 0
+
+    cdef bint defers(self, object link, int shard) except -1:
+        if not self.gone >> shard & 1:
+            return False
+        (<Peer>link).holds |= HOLD_MOVE
+        self.waiting_links.append((link, shard))
+        return True
+
+    cdef int forget_link(self, object link) except -1:
+        self.waiting_links = [one for one in self.waiting_links if one[0] is not link]
+        return 0
+
+    cdef int begin(self, MeshWork work) except -1:
+        if self.soon is None:
+            work.go_on(ALL)
+            return 0
+        self.work.append(work)
+        self.soon()
+        return 0
+
+    def go_on(self) -> float | None:
+        """Do some of the work that is due. After how many seconds there is more; None: there is none."""
+        cdef MeshWork work
+        cdef int _i
+        for _i in range(len(self.work)):
+            work = <MeshWork>self.work.pop(0)   # (each in turn; and others may begin or end while it is done)
+            if not work.is_due():
+                self.work.append(work)
+                continue
+            self.n_slices += 1
+            self.work.insert(0, work)
+            if work.go_on(self.slice_nodes):
+                self.work.remove(work)
+            elif work in self.work:
+                self.work.remove(work)
+                self.work.append(work)
+            return 0.0 if self.work else None
+        return AGAIN_S if self.work else None

@@ -191,6 +191,7 @@ cdef class Moves:
     cdef dict arriving          # (old, id) → Arriving
     cdef list at_work           # batches with something to do in go_on()
     cdef list chores            # Chores
+    cdef readonly uint64_t n_slices   # how often something was done in go_on()
     cdef dict marks             # (old, id) → Mark
     cdef dict over              # old → highest id of its moves that it has said are over
     cdef dict publishers        # cid of a client that comes → {number of a message: its publisher, who wants no echo}

@@ -20,6 +20,7 @@ from gnatswarm.broker.outbuf cimport (
     CLOSE_NONE, CLOSE_ROUTE_REMOVED, CLOSE_SLOW_CONSUMER_PENDING_BYTES, MOVING_GONE, MOVING_IN, MOVING_NOT,
     MOVING_OUT, CloseReason, OutBuf, out_append, out_call, out_condemn, out_mark_clean, out_mark_dirty, out_most,
     out_pending, out_take)
+from gnatswarm.broker.mesh cimport MeshWork
 from gnatswarm.broker.peer cimport HOLD_MOVE, HOLD_STALL, Peer
 from gnatswarm.broker.subject cimport SUBJECT_BAD, subject_kind
 from gnatswarm.broker.sublist cimport Sublist
@@ -1126,6 +1127,15 @@ cdef class Forgetting(Chore):
         return self.mark.n_over == self.mark.n
 
 
+cdef class ChoreOfMesh(MeshWork):
+    """A chore of a shard without a host."""
+
+    cdef Chore chore
+
+    cdef bint go_on(self, int64_t most) except -1:
+        return self.chore.work(<uint32_t>min(most, <int64_t>ALL))
+
+
 cdef class Moves:
     """The moves of one shard. `host` (a MovesHost) is set before the first; None: every offer is refused."""
 
@@ -1265,8 +1275,14 @@ cdef class Moves:
 
     cdef int do_or_put_off(self, Chore chore) except -1:
         """The rest of it is done in go_on()."""
-        if chore.work(ALL if self.host is None else self.slice_subs):
+        cdef ChoreOfMesh work
+        cdef bint is_whole = self.host is None and self.mesh.soon is None
+        if chore.work(ALL if is_whole else self.slice_subs):
             return 0
+        if self.host is None:   # (the gateway has marks, and takes no clients)
+            work = ChoreOfMesh()
+            work.chore = chore
+            return self.mesh.begin(work)
         self.chores.append(chore)
         self.host.soon()
         return 0
@@ -1283,12 +1299,14 @@ cdef class Moves:
             batch = <Batch>self.at_work.pop(0)
             if batch.has_work():
                 self.at_work.append(batch)   # (each in turn: one may have work for seconds)
+                self.n_slices += 1
                 before = self.dirty_links()
                 batch.work()
                 self.hold_back(self.dirty_links() & ~before)
                 return True
         if self.chores:
             chore = self.chores.pop(0)   # (others may begin while it is done)
+            self.n_slices += 1
             if not (<Chore>chore).work(self.slice_subs):
                 self.chores.append(chore)
             return True
@@ -1681,8 +1699,8 @@ cdef class Moves:
         for batch in list(self.arriving.values()):
             if (<Arriving>batch).phase == PHASE_MARKING and (<Arriving>batch).broken & bit:
                 (<Arriving>batch).end("a link between shards broke", True)
-        if self.leaving is not None and self.leaving.phase == PHASE_PREPARING and self.leaving.has_begun:
-            self.stop()   # (it has many subscriptions, and the link would wait for long)
+        if self.leaving is not None and self.leaving.phase == PHASE_PREPARING:
+            self.stop()   # (it may have many subscriptions, and the link would wait for long)
         for batch in list(self.arriving.values()):
             if (<Arriving>batch).phase == PHASE_PREPARING and not (<Arriving>batch).part_is_last():
                 (<Arriving>batch).end("a link between shards is about to join", False)
@@ -1725,10 +1743,10 @@ cdef class Moves:
         cdef Mark mark
         for key, item in list(self.marks.items()):
             mark = <Mark>item
-            if key[0] == shard:
-                mark.state.less_from = NO_SHIFT
+            if key[0] == shard:   # (what it has told is dropped, maybe later: see Mesh.part)
+                self.end_side(mark, &mark.state.less_from, shard, -1, False)
             if mark.new == shard:
-                mark.state.more_from = NO_SHIFT
+                self.end_side(mark, &mark.state.more_from, shard, 1, False)
                 mark.is_open = False
                 mark.is_asked = True
             self.close_mark(key)

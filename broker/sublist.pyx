@@ -204,6 +204,7 @@ cdef class Sublist(Interest):
         draft.hash = hash
         draft.account = self.account
         draft.account_size = len(self.account)
+        draft.gone = self.sink.gone
         if not has_empty_token(subject, size):
             if not self.gather(&draft):
                 return NULL

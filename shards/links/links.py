@@ -43,6 +43,9 @@ DIAL_AGAIN_S = 0.1
 LOOK_S = 0.25
 LOOKS_OF_THE_DIALLED = 8
 LOOKS_OF_THE_DIALLER = 16
+# A look at which interest was told, read or dropped since the last one, or moves went on for which the link waits: a
+# million subjects take seconds where there are few processors.
+LOOK_AT_PROGRESS = 0.125
 
 
 class Hello(msgspec.Struct, frozen=True):
@@ -212,7 +215,10 @@ class Links:
         words = msgspec.json.encode(hello)
         self._info = b"INFO " + words + b" \r\n"
         self._connect = b"CONNECT " + words + b"\r\n"
+        self._last_linked: dict[int, str] = {}  # boot id of the last process of each number that was linked
         sockets.on_accepted = self._on_accepted
+        self._is_at_work = False  # _go_on() is to be called
+        mesh.soon = self._go_on_soon
 
     @property
     def sessions(self) -> list[LinkSession]:
@@ -272,6 +278,26 @@ class Links:
         for link in resting:
             link.has_rested()
         self._flush()
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether interest is being told to a sibling, or dropped, in turns."""
+        return self._is_at_work
+
+    def _go_on_soon(self) -> None:
+        """The mesh has long work: it is done in turns, with others between."""
+        if not self._is_at_work:
+            self._is_at_work = True
+            self._loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        after_s = self._mesh.go_on()
+        self._is_at_work = after_s is not None
+        if after_s:
+            self._loop.call_later(after_s, self._go_on)
+        elif after_s is not None:
+            self._loop.call_soon(self._go_on)
+        self._sockets.finish()
 
     def _flush(self) -> None:
         """Send on the loop's next turn what was queued outside of the reactor's turn."""
@@ -404,7 +430,9 @@ class Links:
         if shard in self._missing:
             lost = self._lost_text(shard)
             logger.warning("The link to shard %d broke, and is made again; %s", shard, lost)
-        session.link.join(shard)
+        is_new = self._last_linked.get(shard) != session.hello.boot_id
+        self._last_linked[shard] = session.hello.boot_id
+        session.link.join(shard, is_new=is_new)
         logger.debug("linked to shard %d", shard)
 
     def _lost_text(self, shard: int) -> str:
@@ -414,6 +442,7 @@ class Links:
     def _part(self, session: LinkSession) -> None:
         """Remove the sibling's interest now, not when the socket is closed: a successor's must not mix with it."""
         if not session.link.is_joined:
+            session.link.join_no_more()
             return
         assert session.hello is not None
         shard = session.hello.shard
@@ -426,20 +455,29 @@ class Links:
             was_whole = not self._missing
             if shard not in self._missing:  # (else it broke again before it was whole: the looks go on)
                 hole = self._missing[shard] = (session.hello.boot_id, self._loop.time())
-                self._loop.call_later(LOOK_S, self._look_at_hole, shard, hole, 1)
+                self._loop.call_later(LOOK_S, self._look_at_hole, shard, hole, 1.0, self._progress(shard))
             if was_whole:
                 self._sink.on_hole()
 
-    def _look_at_hole(self, shard: int, hole: tuple[str, float], looks: int) -> None:
+    def _progress(self, shard: int) -> tuple[LinkSession | None, int]:
+        """The link to this shard, and a number that grows while it is being restored."""
+        session = self._sessions.get(shard)
+        return session, 0 if session is None else session.link.n_told + self._mesh.n_slices + self.moves.n_slices
+
+    def _look_at_hole(
+        self, shard: int, hole: tuple[str, float], looks: float, before: tuple[LinkSession | None, int]
+    ) -> None:
         if self._missing.get(shard) is not hole:
             return
         most = LOOKS_OF_THE_DIALLED if shard > self._hello.shard else LOOKS_OF_THE_DIALLER
         if looks >= most:
             self._sink.on_given_up(
-                f"the link to shard {shard} broke and could not be made again for {looks * LOOK_S:g} s"
+                f"the link to shard {shard} broke and could not be made again for {self._loop.time() - hole[1]:.3g} s"
             )
             return
-        self._loop.call_later(LOOK_S, self._look_at_hole, shard, hole, looks + 1)
+        now = self._progress(shard)
+        looks += LOOK_AT_PROGRESS if now[0] is before[0] and now[1] > before[1] else 1
+        self._loop.call_later(LOOK_S, self._look_at_hole, shard, hole, looks, now)
 
     def _look_whether_whole(self) -> None:
         if not self._missing:

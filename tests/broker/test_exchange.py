@@ -1526,3 +1526,34 @@ def test_a_server_hears_once_of_a_group_that_moves_however_many_members_in_howev
     assert probe.moves.is_idle
     route.link.leave()
     cluster.close()
+
+
+def test_what_a_server_wanted_counts_no_more_when_it_is_gone_and_is_dropped_in_turns():
+    """Its slot is free when others have been told of all of it; who comes meanwhile has another."""
+    cluster = Members(1, fenced=False)
+    exchange, mesh = cluster.members[0].exchange, cluster.members[0].mesh
+    leaf = server(cluster, "leaf")
+    told = [b"RS+ $G many.%d" % number for number in range(300)] + [
+        b"RS+ $G many.%d q 1" % number for number in range(300)
+    ]
+    route = server(cluster, "route", *told)
+    cluster.settle()
+    free, slot = exchange.free_slots(), route.link.slot
+    begin = len(leaf.socket.sent)
+    mesh.work_in_turns(GATEWAY_NUMBER, 20)
+    route.link.leave()
+    leaf.engine.probe.feed(leaf.socket, b"LMSG many.7 1\r\nx\r\n")
+    cluster.settle()
+    assert exchange.free_slots() == free
+    assert server(cluster, "route", b"RS+ $G many.5").link.slot != slot
+    turns = 0
+    while mesh.work(GATEWAY_NUMBER):
+        turns += 1
+    assert turns > 10
+    assert exchange.free_slots() == free
+    cluster.settle()
+    ended = bytes(leaf.socket.sent[begin:])
+    assert ended.count(b"LS- many.") == 600 - 1
+    assert b"LS- many.5\r\n" not in ended
+    assert server(cluster, "route").link.slot == slot
+    cluster.close()

@@ -131,6 +131,207 @@ def test_a_sibling_that_tells_much_is_read_in_short_pieces_until_it_has_told_it(
     mesh.close()
 
 
+# ---- long work, in turns
+
+MANY = 3000
+
+
+def subscribe_to_many(mesh: Mesh, client: int, queue: bytes = b"") -> None:
+    words = b"".join(b"SUB many.%d%b %d\r\n" % (number, queue and b" " + queue, number) for number in range(MANY))
+    mesh.clients[client].feed(words)
+    mesh.settle()
+
+
+def work_off(mesh: Mesh, shard: int) -> None:
+    while mesh.work(shard):
+        pass
+
+
+@pytest.mark.parametrize("queue", [b"", b"q"])
+def test_a_new_sibling_is_told_all_interest_a_little_at_a_time(mesh, queue):
+    subscribe_to_many(mesh, 0, queue)
+    mesh.kill(1)
+    mesh.work_in_turns(0, 100)
+    mesh.add(1)
+    told(mesh)
+    pieces = []
+    while mesh.work(0):
+        pieces.append(told(mesh))
+    assert sum(piece.count(b"RS+ ") for piece in pieces) == MANY
+    assert max(piece.count(b"RS+ ") for piece in pieces) < 300
+    assert [number for number, piece in enumerate(pieces) if b"PING" in piece] == [len(pieces) - 1]
+
+
+def test_what_changes_while_a_sibling_is_told_interest_is_known_there_in_the_end(mesh):
+    client = mesh.clients[0]
+    subscribe_to_many(mesh, 0)
+    mesh.kill(1)
+    mesh.work_in_turns(0, 50)
+    mesh.add(1)
+    dice = random.Random(1)
+    left = set(range(MANY))
+    while mesh.work(0):
+        for number in dice.sample(sorted(left), 10):
+            client.feed(b"UNSUB %d\r\n" % number)
+            left.remove(number)
+        number = MANY + len(left)
+        client.feed(b"SUB more.%d q %d\r\nUNSUB %d\r\nSUB more.%d %d\r\n" % (number, number, number, number, number))
+    mesh.settle()
+    assert mesh.is_in_step(1)
+    publisher = mesh.connect(1)
+    publisher.feed(b"".join(b"PUB many.%d 0\r\n\r\n" % number for number in range(MANY)))
+    mesh.settle()
+    got = {int(frame.line.split(b" ")[1].split(b".")[1]) for frame in frames(client.take())}
+    assert got == left
+
+
+def test_a_pong_waits_until_a_sibling_knows_what_it_is_being_told(mesh):
+    subscribe_to_many(mesh, 0)
+    mesh.kill(1)
+    mesh.work_in_turns(0, 100)
+    mesh.add(1)
+    client = mesh.clients[0]
+    client.feed(b"SUB late 9999\r\nPING\r\n")
+    while mesh.work(0):
+        assert client.take() == b""
+        mesh.carry_all((1, 0))
+    mesh.settle()
+    assert client.take() == b"PONG\r\n"
+
+
+def test_nobody_waits_for_a_new_process_before_it_has_been_told_everything(mesh):
+    """Nobody can publish there before; then everybody does."""
+    subscribe_to_many(mesh, 0)
+    client = mesh.clients[0]
+    client.feed(b"SUB jobs q 9998\r\n")
+    mesh.kill(1)
+    mesh.work_in_turns(0, 100)
+    mesh.add(1, is_new=True)
+    client.feed(b"SUB late 9999\r\nUNSUB 9998\r\nPING\r\n")
+    assert client.take() == b"PONG\r\n"
+    work_off(mesh, 0)
+    client.feed(b"SUB later 10000\r\nPING\r\n")
+    assert client.take() == b""
+    mesh.settle()
+    assert client.take() == b"PONG\r\n"
+    publisher = mesh.connect(1)
+    publisher.feed(b"PUB late 0\r\n\r\nPUB later 0\r\n\r\nPUB jobs 0\r\n\r\n")
+    mesh.settle()
+    assert [frame.line.split(b" ")[1] for frame in frames(client.take())] == [b"late", b"later"]
+
+
+def test_a_link_that_breaks_while_its_sibling_is_told_interest_tells_it_all_again(mesh):
+    client = mesh.clients[0]
+    subscribe_to_many(mesh, 0)
+    mesh.work_in_turns(0, 100)
+    mesh.break_link(0, 1)
+    client.feed(b"PING\r\n")
+    for _ in range(5):
+        assert mesh.work(0)
+        mesh.settle()
+    mesh.break_link(0, 1)
+    work_off(mesh, 0)
+    mesh.settle()
+    assert mesh.is_in_step(1)
+    assert client.take() == b"PONG\r\n"
+    mesh.clients[2].feed(b"".join(b"PUB many.%d 0\r\n\r\n" % number for number in range(MANY)))
+    mesh.settle()
+    assert len(frames(client.take())) == MANY
+
+
+def test_who_is_told_interest_is_told_no_more_than_it_reads():
+    """A message, or who waits for a PONG, would wait behind all of it."""
+    mesh = Mesh(2, connect=QUIET)
+    mesh.clients[0].feed(b"".join(b"SUB %d.%b %d\r\n" % (number, b"x" * 200, number) for number in range(MANY)))
+    mesh.settle()
+    mesh.work_in_turns(0, 100)
+    mesh.break_link(0, 1)
+    end = mesh.ends[0, 1]
+    assert end.socket is not None and end.link is not None
+    probe = mesh.engines[0].probe
+    probe.set_takes(end.socket, 0)
+    while mesh.work(0):
+        pass
+    assert 262_144 <= end.link.pending_bytes < 400_000
+    assert probe.mesh is not None and probe.mesh.go_on() == 0.001
+    probe.set_takes(end.socket, 1 << 30)
+    work_off(mesh, 0)
+    mesh.settle()
+    assert mesh.is_in_step(1)
+    mesh.close()
+
+
+def test_a_request_that_only_a_dead_sibling_has_taken_gets_503_before_all_its_interest_is_dropped():
+    mesh = Mesh(2, connect=b'CONNECT {"verbose":false,"headers":true,"no_responders":true}\r\n')
+    for queue in (b"", b"q"):
+        subscribe_to_many(mesh, 2, queue)
+        client = mesh.clients[0]
+        client.feed(b"SUB inbox 1\r\n")
+        mesh.work_in_turns(0, 100)
+        mesh.kill(1)
+        for number in range(0, MANY, 10):
+            client.feed(b"PUB many.%d inbox 0\r\n\r\n" % number)
+            assert b" 503\r\n" in client.take()
+            mesh.work(0)
+        work_off(mesh, 0)
+        mesh.add(1)
+        mesh.settle()
+        mesh.connect(1)
+        mesh.clients[2] = mesh.clients.pop()
+        mesh.shard_of.pop()
+    mesh.close()
+
+
+def test_a_queue_message_goes_to_no_dead_sibling_whose_interest_is_being_dropped():
+    mesh = Mesh(3, connect=QUIET)
+    subscribe_to_many(mesh, 2, b"q")
+    member = mesh.clients[4]
+    member.feed(b"SUB many.* q 1\r\n")
+    mesh.settle()
+    mesh.work_in_turns(0, 100)
+    mesh.kill(1)
+    mesh.clients[0].feed(b"".join(b"PUB many.%d 0\r\n\r\n" % number for number in range(MANY)))
+    mesh.settle()
+    assert len(frames(member.take())) == MANY
+    work_off(mesh, 0)
+    mesh.close()
+
+
+def test_the_next_link_waits_until_what_the_last_one_told_is_dropped(mesh):
+    """Or old interest would be taken for new, or new for old."""
+    client, publisher = mesh.clients[2], mesh.clients[0]
+    subscribe_to_many(mesh, 2)
+    mesh.work_in_turns(0, 100)
+    mesh.break_link(0, 1)
+    client.connection.go_on()
+    client.feed(b"".join(b"UNSUB %d\r\n" % number for number in range(0, MANY, 2)))
+    link = mesh.ends[0, 1].link
+    assert link is not None
+    n = 0
+    while not link.is_joined:
+        mesh.settle()
+        assert mesh.work(0)
+        n += 1
+    assert n > MANY / 300
+    work_off(mesh, 0)
+    mesh.settle()
+    publisher.feed(b"".join(b"PUB many.%d 0\r\n\r\n" % number for number in range(MANY)))
+    mesh.settle()
+    assert len(frames(client.take())) == MANY / 2
+
+
+def test_a_link_that_ends_while_it_waits_for_that_joins_no_more(mesh):
+    subscribe_to_many(mesh, 2)
+    mesh.work_in_turns(0, 100)
+    mesh.break_link(0, 1)
+    first = mesh.ends[0, 1].link
+    mesh.break_link(0, 1)
+    work_off(mesh, 0)
+    mesh.settle()
+    assert first is not None and not first.is_joined
+    assert mesh.is_in_step(1)
+
+
 def test_a_link_whose_messages_go_to_many_rests(mesh):
     subscriber, publisher = mesh.clients[2], mesh.clients[0]
     resting: list[SiblingLink] = []

@@ -40,6 +40,9 @@ class SublistAgainstModel(RuleBasedStateMachine):
         self.remote_queues = {}  # (shard, subject, queue) → members
         self.asked = ["a", "a.b", "a.b.c", "b"]
         self.number = 0
+        self.dropping = set()  # shards that are gone, of whose interest some is there
+        self.is_telling = False
+        self.told = {}  # (subject, queue) → members: what a sibling knows
 
     def expected(self, subject):
         plain: list[int] = []
@@ -75,11 +78,13 @@ class SublistAgainstModel(RuleBasedStateMachine):
 
     @rule(shard=shards, subject=subscription_subjects, wanted=st.booleans())
     def set_remote(self, shard, subject, wanted):
+        self.end_dropping(shard)
         self.probe.set_remote(shard, subject.encode(), wanted)
         (self.remote.add if wanted else self.remote.discard)((shard, subject))
 
     @rule(shard=shards, subject=subscription_subjects, queue=st.sampled_from(["q", "r"]), members=st.integers(0, 3))
     def set_remote_queue(self, shard, subject, queue, members):
+        self.end_dropping(shard)
         self.probe.set_remote_queue(shard, subject.encode(), queue.encode(), members)
         if members:
             self.remote_queues[shard, subject, queue] = members
@@ -98,11 +103,44 @@ class SublistAgainstModel(RuleBasedStateMachine):
             self.probe.set_remote_queue(key[0], key[1].encode(), key[2].encode(), 0)
             del self.remote_queues[key]
 
-    @rule(shard=shards)
-    def drop_remote(self, shard):
-        self.probe.drop_remote(shard)
+    @rule(shard=shards, is_gradual=st.booleans())
+    def drop_remote(self, shard, is_gradual):
+        self.end_dropping(shard)
+        if is_gradual:
+            self.probe.begin_dropping(shard)
+            self.dropping.add(shard)
+        else:
+            self.probe.drop_remote(shard)
         self.remote = {key for key in self.remote if key[0] != shard}
         self.remote_queues = {key: n for key, n in self.remote_queues.items() if key[0] != shard}
+
+    def end_dropping(self, shard):
+        """As a mesh, whose next link to that shard waits."""
+        if shard in self.dropping:
+            assert self.probe.drop(shard, 1 << 40)
+            self.dropping.remove(shard)
+
+    @precondition(lambda self: self.dropping)
+    @rule(data=st.data(), most=st.integers(1, 80))
+    def drop_some(self, data, most):
+        shard = data.draw(st.sampled_from(sorted(self.dropping)))
+        if self.probe.drop(shard, most):
+            self.dropping.remove(shard)
+
+    @precondition(lambda self: not self.is_telling)
+    @rule()
+    def begin_telling(self):
+        self.probe.begin_telling()
+        self.is_telling = True
+        self.told = {}
+
+    @precondition(lambda self: self.is_telling)
+    @rule(most=st.integers(1, 80))
+    def tell_some(self, most):
+        self.is_telling = not self.probe.tell(most)
+        self.told = now_told(self.told, self.probe.take_told())
+        if not self.is_telling:
+            assert self.told == own_interest(self.subscriptions)
 
     @rule(subject=published_subjects)
     def ask_of_another(self, subject):
@@ -116,6 +154,9 @@ class SublistAgainstModel(RuleBasedStateMachine):
 
     @invariant()
     def holds_no_more_than_it_was_given(self):
+        assert self.probe.has_cursors == (self.is_telling or bool(self.dropping))
+        if self.dropping:
+            return
         counts = self.probe.counts
         wanted = {subject for subject, _ in self.subscriptions.values()}
         wanted |= {subject for _, subject in self.remote} | {subject for _, subject, _ in self.remote_queues}
@@ -125,6 +166,25 @@ class SublistAgainstModel(RuleBasedStateMachine):
         assert counts["queue_names"] == len(names)
         assert counts["literals"] == len(literal)
         assert counts["patterns"] == len({subject.split(".")[0] for subject in wanted - literal})
+
+
+def now_told(known, told):
+    """What a sibling knows that is told this."""
+    known = dict(known)
+    for subject, queue, members in told:
+        if members:
+            known[subject, queue] = members
+        else:
+            known.pop((subject, queue), None)
+    return known
+
+
+def own_interest(subscriptions):
+    found: dict[tuple[bytes, bytes], int] = {}
+    for subject, queue in subscriptions.values():
+        key = subject.encode(), queue.encode()
+        found[key] = found.get(key, 0) + 1 if queue else 1
+    return found
 
 
 SublistAgainstModel.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
@@ -197,6 +257,70 @@ def test_a_sibling_that_goes_takes_all_of_its_interest_with_it(name, queue):
     assert probe.counts["queue_names"] == 0
     probe.unsubscribe(7)
     assert probe.counts["literals"] + probe.counts["patterns"] == 0
+
+
+@pytest.mark.parametrize("name", ["s.%d", "%d.*", "s.%d.>", "s.*.%d", "s.%d.*.%d", "*.%d"])
+@pytest.mark.parametrize("is_growing", [True, False])
+def test_a_sibling_that_is_told_in_pieces_knows_everything_in_the_end(name, is_growing):
+    """While tables grow, shrink, are split and joined."""
+    dice = random.Random(name)
+    probe = SublistProbe()
+    here: dict[int, tuple[str, str]] = {}
+
+    def subscribe(number):
+        here[number] = name.replace("%d", str(dice.randrange(4000))), dice.choice(["", "", "q", f"r{number % 500}"])
+        probe.subscribe(number, here[number][0].encode(), here[number][1].encode())
+
+    for number in range(200 if is_growing else 6000):
+        subscribe(number)
+    probe.begin_telling()
+    known: dict[tuple[bytes, bytes], int] = {}
+    is_over, pieces = False, 0
+    while not is_over:
+        is_over = probe.tell(20)
+        pieces += 1
+        known = now_told(known, probe.take_told())
+        if is_growing and len(here) < 6000:
+            for _ in range(100):
+                subscribe(len(here))
+        elif not is_growing:
+            for number in dice.sample(sorted(here), min(100, len(here))):
+                probe.unsubscribe(number)
+                del here[number]
+    known = now_told(known, probe.take_told())
+    assert known == own_interest(here)
+    assert pieces > 10
+    assert not probe.has_cursors
+
+
+def test_a_million_patterns_side_by_side_are_told_in_pieces_of_the_same_size():
+    """Also where most of a large table is empty."""
+    probe = SublistProbe()
+    for number in range(60_000):
+        probe.subscribe(number, b"%d.*" % number)
+    for number in range(1, 60_000):
+        probe.unsubscribe(number)
+    probe.begin_telling()
+    pieces = 1
+    while not probe.tell(100):
+        pieces += 1
+    assert pieces > 500
+    assert probe.take_told() == [(b"0.*", b"", 1)]
+
+
+def test_groups_of_a_sibling_that_is_gone_answer_nobody():
+    """A request must have its 503 before all that the sibling wanted is dropped."""
+    probe = SublistProbe()
+    probe.set_remote_queue(1, b"a", b"q", 2)
+    probe.set_remote(1, b"a", True)
+    probe.set_remote_queue(1, b"a", b"r", 2)
+    probe.set_remote_queue(2, b"a", b"r", 1)
+    probe.begin_dropping(1)
+    assert probe.match(b"a") == {"plain": [], "queues": {b"r": ([], {2: 1})}, "remote": set()}
+    probe.set_remote_queue(2, b"a", b"r", 0)
+    assert probe.match(b"a") == {"plain": [], "queues": {}, "remote": set()}
+    assert probe.drop(1, 1000)
+    assert probe.counts["queue_names"] == 0
 
 
 @pytest.mark.parametrize("pattern", [b"a", b"*"])

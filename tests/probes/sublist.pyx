@@ -1,9 +1,10 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
 """A sublist as tests see it: subscriptions by number, answers as Python values. For tests alone."""
 
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
-from gnatswarm.broker.interest cimport MOST_SHARDS, InterestSink, QueueName, Sub
+from gnatswarm.broker.interest cimport (
+    MOST_SHARDS, DroppingCursor, Interest, InterestSink, QueueName, Sub, TellingCursor)
 from gnatswarm.broker.outbuf cimport OutBuf, Outbox, out_init, out_release, outbox_new, outbox_release
 from gnatswarm.broker.subject cimport SUBJECT_BAD, subject_kind
 from gnatswarm.broker.entry cimport Choice, Entry
@@ -12,10 +13,28 @@ from gnatswarm.broker.table cimport MOST_SPREAD, Table, spread_at, spread_table
 from gnatswarm.broker.word cimport SLACK, hash_bytes
 
 
+cdef class Recording(InterestSink):
+    """Notes what a sibling is told: (subject, queue, members; 1: plain interest, 0: it has ended)."""
+
+    cdef list told
+
+    cdef uint64_t on_interest(self, Interest interest, const uint8_t *subject, size_t size, bint wanted) noexcept:
+        self.told.append((subject[:size], b"", int(wanted)))
+        return 0
+
+    cdef uint64_t on_queue_interest(self, Interest interest, const uint8_t *subject, size_t size,
+                                    const uint8_t *queue, size_t queue_size, uint32_t members) noexcept:
+        self.told.append((subject[:size], queue[:queue_size], members))
+        return 0
+
+
 cdef class SublistProbe:
     """A sublist as tests see it: subscriptions by number, answers as Python values."""
 
     cdef Sublist sublist
+    cdef Recording sink
+    cdef TellingCursor telling
+    cdef dict dropping       # shard → its DroppingCursor
     cdef Outbox *box
     cdef OutBuf out
     cdef dict subs
@@ -23,8 +42,11 @@ cdef class SublistProbe:
     def __cinit__(self):
         self.box = outbox_new()
         out_init(&self.out, self.box, 0)
-        self.sublist = Sublist(b"$G", InterestSink())
+        self.sink = Recording()
+        self.sink.told = []
+        self.sublist = Sublist(b"$G", self.sink)
         self.subs = {}
+        self.dropping = {}
 
     def __dealloc__(self):
         out_release(&self.out)
@@ -57,6 +79,40 @@ cdef class SublistProbe:
 
     def drop_remote(self, int shard):
         self.sublist.drop_remote(shard)
+
+    def begin_telling(self):
+        """A sibling is to be told everything: see tell()."""
+        self.sink.told.clear()
+        self.telling = self.sublist.telling_cursor(self.sink)
+
+    def tell(self, int64_t most) -> bool:
+        """About so much of it; whether that was the last."""
+        return self.telling.go_on(most)
+
+    def take_told(self) -> list:
+        """What the sibling was told, by this and by changes: (subject, queue, members)."""
+        told = list(self.sink.told)
+        self.sink.told.clear()
+        return told
+
+    def begin_dropping(self, int shard):
+        """A sibling is gone: see drop()."""
+        self.sink.gone |= <uint64_t>1 << shard
+        self.sublist.forget_entries()
+        self.dropping[shard] = self.sublist.dropping_cursor(shard)
+
+    def drop(self, int shard, int64_t most) -> bool:
+        """About so much of what it wanted; whether that was the last."""
+        if not (<DroppingCursor>self.dropping[shard]).go_on(most):
+            return False
+        del self.dropping[shard]
+        self.sink.gone &= ~(<uint64_t>1 << shard)
+        return True
+
+    @property
+    def has_cursors(self) -> bool:
+        """Whether something is being told or dropped, as far as the sublist knows."""
+        return self.sublist.cursors is not None
 
     def match(self, bytes subject not None) -> dict:
         """{"plain": sorted numbers, "queues": {name: (sorted numbers, {shard: members})}, "remote": set of shards}"""

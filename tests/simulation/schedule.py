@@ -220,6 +220,22 @@ BRIEF_PATTERNS = (
     "gather sub settle volley volley carry carry bereave carry pub carry tell tell carry boot tell carry settle",
     "sub request request settle volley answer carry carry bereave carry carry tell carry ping settle",
 )
+# A link that is new is told all interest, and what one that has ended had told is dropped, one to three subjects in a
+# turn: drawn apart, of all worlds.
+GRADUAL = "gradual"
+SHARE_GRADUAL = 0.3
+GRADUAL_STEPS = ("sub", "sub", "pub", "carry", "carry", "carry", "ping", "break", "request")
+GRADUAL_PATTERNS = (
+    "sub sub gather settle break carry carry carry pub carry carry unsub carry sub ping carry carry pub carry settle",
+    "sub sub sub settle kill tell tell carry pub carry request carry ping carry boot tell tell carry carry settle",
+    "gather sub settle kill tell carry unsub carry volley carry carry ping carry carry tell tell carry settle pub",
+    "sub gather settle break carry carry break carry carry carry break carry carry pub carry ping carry settle pub",
+    "sub sub settle boot tell tell carry sub 1 ping 1 carry unsub 1 ping 1 carry sub 2 ping 2 carry carry settle pub",
+    "sub gather settle boot tell tell carry unsub carry desert carry carry ping carry carry pub settle pub",
+    "sub sub settle hop carry break carry carry hand carry carry bring pub carry settle",
+    "request request settle kill tell carry request answer carry carry answer carry settle",
+    "sub sub sub settle kill tell boot tell tell carry kill tell carry carry tell tell carry carry settle pub",
+)
 # An account that a member of the cluster has, and whose user is there, comes to our broker, to one process after the
 # other: drawn apart, of worlds with other servers and several accounts.
 GROWS = "grows"
@@ -288,8 +304,8 @@ PATTERN_STEPS = (
 )
 # Words of worlds that the counts by kind do not tell apart.
 APART = (
-    *(DIRECT, NO_ECHO, ANEW, BOUNDS, BRIEF, EAGER, GROWS, LIMITED, LOCAL, MODEST, PARTIAL, SPREAD, TRACED, UPWARD),
-    VERBOSE,
+    *(DIRECT, NO_ECHO, ANEW, BOUNDS, BRIEF, EAGER, GRADUAL, GROWS, LIMITED, LOCAL, MODEST, PARTIAL),
+    *(SPREAD, TRACED, UPWARD, VERBOSE),
 )
 MOST_STEPS = 300
 # Faults: most schedules have only some of them, or none.
@@ -405,10 +421,14 @@ def drawn(seed: int) -> Schedule:
         rng = random.Random(f"limited patterns {seed}")
         schedule = replace(schedule, steps=with_some(rng, schedule.steps, list(LIMITED_PATTERNS)))
     schedule = with_own_steps(seed, schedule, BRIEF, SHARE_BRIEF, ("pub", "sub", "carry", "carry", "ping"))
-    if not schedule.has(BRIEF):
-        return schedule
-    rng = random.Random(f"brief patterns {seed}")
-    return replace(schedule, steps=with_some(rng, schedule.steps, list(BRIEF_PATTERNS)))
+    if schedule.has(BRIEF):
+        rng = random.Random(f"brief patterns {seed}")
+        schedule = replace(schedule, steps=with_some(rng, schedule.steps, list(BRIEF_PATTERNS)))
+    schedule = with_own_steps(seed, schedule, GRADUAL, SHARE_GRADUAL, GRADUAL_STEPS)
+    if schedule.has(GRADUAL):
+        rng = random.Random(f"gradual patterns {seed}")
+        schedule = replace(schedule, steps=with_some(rng, schedule.steps, list(GRADUAL_PATTERNS)))
+    return schedule
 
 
 def with_own_steps(seed: int, schedule: Schedule, word: str, share: float, kinds: tuple[str, ...]) -> Schedule:

@@ -551,6 +551,9 @@ class Process:
         self.sink = sink
         if swarm.is_brief:
             self.loop.put_off.add(self.links._read_on)
+        if swarm.is_gradual:
+            self.loop.put_off.add(self.links._go_on)
+            mesh.slice_nodes = 1 + (number + start) % 3
         self.gateway: Gateway | None = None
         if number == control.GATEWAY_NUMBER:
             self.gateway = Gateway(self, is_fenced=swarm.is_fenced, rests=swarm.rests)
@@ -581,6 +584,8 @@ class Process:
             return False
         self.swarm.seen["rest is over"] += 1
         self.swarm.turn()
+        if not self.swarm.is_brief:
+            return True
         for end in self.swarm.ends:
             if end.other.process is self:
                 end.note_read()
@@ -726,10 +731,15 @@ class Swarm:
         own_interest: Callable[[], dict[str, set[str]]] = dict,
         prefers_local: bool = False,
         is_brief: bool = False,
+        is_gradual: bool = False,
     ) -> None:
-        """`is_brief`: who has had its turn goes on with serve_others(), or when all arrives, or when time passes."""
+        """`is_brief`: who has had its turn goes on with serve_others(), or when all arrives, or when time passes.
+
+        `is_gradual`: so does a shard that tells a new link all interest, or drops that of one that has ended.
+        """
         self.now_s = 0.0
         self.is_brief = is_brief
+        self.is_gradual = is_gradual
         self.is_fenced = is_fenced
         self.rests = rests
         self.own_interest = own_interest
@@ -1088,6 +1098,7 @@ class Swarm:
             lines = [] if self.is_brief else end.reader.lines(data)
             reroutes = there.process.links.reroutes
             waiting = reroutes.n_pending - reroutes.n_sent_on
+            self.note_work(there, data)
             there.process.engine.probe.feed(there.socket, data, pieces)
             self.mark(there)
             if self._capacity >= 0 and end.is_open:
@@ -1106,9 +1117,16 @@ class Swarm:
             there.end()
         self.turn()
 
+    def note_work(self, there: End, data: bytes) -> None:
+        """Something arrives at this end: is its shard about to tell or to drop interest?"""
+        if self.is_gradual and there.process.links.is_at_work and there.link is not None:
+            self.seen["link waits for the last one's interest to be dropped"] += not there.link.is_joined
+            self.seen["frame while interest is told or dropped"] += 1
+            self.seen["message while interest is told or dropped"] += b"MSG " in data
+
     def serve_all(self) -> None:
         """Everybody goes on who rests."""
-        if self.is_brief:
+        if self.is_brief or self.is_gradual:
             while sum(one.serve_others() for one in self.alive):
                 pass
 

@@ -41,6 +41,7 @@ from tests.simulation.schedule import (
     BOUNDS,
     BRIEF,
     EAGER,
+    GRADUAL,
     GROWS,
     LIMITED,
     LOCAL,
@@ -220,6 +221,7 @@ class World:
             own_interest=lambda: self.tenants.own_interest(),
             prefers_local=schedule.has(LOCAL),
             is_brief=schedule.has(BRIEF),
+            is_gradual=schedule.has(GRADUAL),
         )
         self.servers: Servers | None = None
         if schedule.has("servers"):
@@ -879,7 +881,7 @@ class World:
 
     def do_carry(self, step: Step) -> None:
         """Bytes of one link arrive: one, some or all of them, read in pieces."""
-        if self.swarm.is_brief and step.which % 5 == 0:
+        if (self.swarm.is_brief or self.swarm.is_gradual) and step.which % 5 == 0:
             resting = [one for one in self.swarm.alive if one.loop.is_resting]
             if resting:
                 resting[step.much % len(resting)].serve_others()

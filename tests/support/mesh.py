@@ -107,8 +107,11 @@ class Mesh:
         self.shard_of.append(shard)
         return self.clients[-1]
 
-    def add(self, shard: int) -> None:
-        """A new shard with that number, linked to all the others; it is not in step yet."""
+    def add(self, shard: int, *, is_new: bool = False) -> None:
+        """A new shard with that number, linked to all the others; it is not in step yet.
+
+        `is_new`: they know that nobody is connected there.
+        """
         engine = Engine(seed=self._seed + self._booted, shard=shard)
         self._booted += 1
         for other, there in self.engines.items():
@@ -117,7 +120,7 @@ class Mesh:
                 self.ends[pair].open()
                 link = self.ends[pair].link
                 assert link is not None
-                link.join(pair[1])
+                link.join(pair[1], is_new=is_new and pair[1] == shard)
         self.engines[shard] = engine
         self.finish()
 
@@ -129,6 +132,22 @@ class Mesh:
         """Flush what clients have caused to the links."""
         for engine in self.engines.values():
             engine.probe.finish()
+
+    def work_in_turns(self, shard: int, nodes: int) -> None:
+        """From here on a shard tells new siblings all interest, and drops that of those that are gone, with work()."""
+        mesh = self.engines[shard].probe.mesh
+        assert mesh is not None
+        mesh.soon = lambda: None
+        mesh.slice_nodes = nodes
+
+    def work(self, shard: int) -> bool:
+        """Do some of that; False: there was none."""
+        mesh = self.engines[shard].probe.mesh
+        assert mesh is not None
+        before = mesh.n_slices
+        mesh.go_on()
+        self.finish()
+        return mesh.n_slices != before
 
     def carry(self, a: int, b: int, most: int, pieces: Iterable[int] = ()) -> bool:
         """Carry at most so many bytes from shard a to shard b; False: there were none."""
@@ -239,5 +258,7 @@ class Mesh:
             end.link.leave()
             if not end.socket.is_over:
                 end.engine.probe.end(end.socket)
-        for engine in self.engines.values():
+        for shard, engine in self.engines.items():
+            while self.work(shard):
+                pass
             engine.assert_empty()

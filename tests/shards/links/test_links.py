@@ -72,7 +72,7 @@ class Sibling:
         self.dead: list[int] = []  # siblings that were said to be dead
         fanout = Fanout()
         self.reactor = Reactor(fanout)
-        mesh = Mesh(fanout, number)
+        self.mesh = mesh = Mesh(fanout, number)
         self.linked_shard = LinkedShard(number, f"{boot}{number}", str(directory / f"{number}.{boot}"))
         self.sockets = LinkSockets(
             clock,  # type: ignore[arg-type]
@@ -395,6 +395,44 @@ def test_a_link_that_breaks_again_and_again_is_given_up_as_one_that_does_not_com
     assert one.said[1:] == [
         f"the link to shard 1 broke and could not be made again for {LOOKS_OF_THE_DIALLED * LOOK_S:g} s"
     ]
+
+
+def test_a_link_is_not_given_up_while_interest_passes_over_it(swarm: Swarm) -> None:
+    """A million subjects take seconds."""
+    one = swarm.start(0)
+    other = LinkedShard(1, "b1", str(swarm.directory / "nowhere"))
+    one.links.on_linked_shards([one.linked_shard, other])
+    Stranger(swarm, one, shard=1, boot_id="b1").close()
+    stranger = Stranger(swarm, one, shard=1, boot_id="b1")
+    for number in range(3 * LOOKS_OF_THE_DIALLED):
+        stranger.sock.send(b"RS+ $G told.%d\r\n" % number)
+        swarm.run()
+        swarm.pass_s(LOOK_S)
+    assert one.said == ["hole"]
+    swarm.pass_s(LOOK_S * LOOKS_OF_THE_DIALLED)
+    assert [word for word in one.said if "could not be made again" in str(word)] == one.said[1:]
+    assert len(one.said) == 2
+
+
+def test_a_link_that_is_replaced_while_it_waits_to_join_joins_no_more(swarm: Swarm) -> None:
+    one = swarm.start(0)
+    other = LinkedShard(1, "b1", str(swarm.directory / "nowhere"))
+    one.links.on_linked_shards([one.linked_shard, other])
+    first = Stranger(swarm, one, shard=1, boot_id="b1")
+    first.sock.send(b"RS+ $G told\r\n")
+    swarm.run()
+    one.mesh.soon = lambda: None
+    first.close()
+    second, third = (Stranger(swarm, one, shard=1, boot_id="b1") for _ in range(2))
+    assert second.is_turned_away
+    assert [session.link.is_joined for session in one.links.sessions] == [False]
+    while one.mesh.go_on() is not None:
+        pass
+    swarm.run()
+    assert [session.link.is_joined for session in one.links.sessions] == [True]
+    assert one.mesh.up == 1 << 1
+    third.close()
+    assert one.mesh.up == 0
 
 
 def test_a_successor_s_hole_is_a_new_one(swarm: Swarm) -> None:
