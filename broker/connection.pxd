@@ -30,16 +30,6 @@ cdef enum Ending:
     ENDING_ALL = 3      # it logs in anew
 
 
-cdef enum:
-    MOST_ASKED = 16
-
-# Requests that went to siblings alone, and of which nobody is known to have got them.
-ctypedef struct Asked:
-    uint32_t next                     # which is overwritten next
-    uint64_t[MOST_ASKED] request      # of its subject and its reply …
-    uint64_t[MOST_ASKED] shards       # … and the siblings that have not said NONE, a bit each; 0: it is over
-
-
 # Lets a PONG go out when siblings have seen everything that the client caused (promise 2 of the design).
 cdef class Fence:
     # True: the caller sends PONG at once. False: the caller holds the client; release_pong() follows.
@@ -55,6 +45,8 @@ cdef class Fence:
     cdef int linger(self, Former former) except -1
     # Ends this client's former members: the one with this sid, or (sid NULL) all.
     cdef int end_formers(self, ClientConnection client, const uint8_t *sid, size_t size) except -1
+    # Many requests that this sibling was sent are not acknowledged: it is asked for that.
+    cdef int on_many_asked(self, int shard) except -1
     # The client has gone while it moves: its subscriptions stay until the move is over, and leave() is called again.
     cdef int keep_moving(self, ClientConnection client) except -1
     # A subscription of it has ended because it had as many messages as it may.
@@ -102,7 +94,7 @@ cdef class ClientConnection(Peer):
     cdef readonly uint64_t cid
     cdef readonly uint64_t in_msgs
     cdef readonly uint64_t in_bytes
-    cdef Asked *asked                 # its latest requests that went to siblings alone; NULL: there were none
+    cdef list unanswered              # while it moves: (subject, reply) of requests to which nobody responds; or None
     cdef uint64_t published_to        # hash of the subject of its latest message; 0: none yet
     cdef readonly uint64_t active_us  # when bytes last came in
     cdef readonly bint has_spoken     # … and whether any ever did
@@ -138,16 +130,15 @@ cdef class ClientConnection(Peer):
     cdef bint is_permitted(self, Op *op, Entry *entry, bint *once) except -1
     cdef void wait_if_it_feeds_the_slow(self) noexcept
     # Sends a 503 to this client's own subscription to the reply subject; False: it has none.
-    cdef bint tell_no_responders(self, const Entry *asked, Token reply) noexcept
+    cdef bint tell_no_responders(self, Token asked, Token reply) noexcept
     # So many subscriptions got a message or a run: its turn may be over.
     cdef void note_many(self, uint32_t deliveries) noexcept
-    # Nobody here got a request, which went to these siblings; 0: nobody is interested in it.
-    cdef void note_unanswered(self, const Entry *entry, Token reply, uint64_t shards) noexcept
-    # A request went to these siblings, and nobody here got it.
-    cdef void note_asked(self, const Entry *entry, Token reply, uint64_t shards) noexcept
-    # A sibling says that nobody there has got a request with this reply. Where it is this client's, and all siblings
-    # that it was sent to have said so, the client is told.
-    cdef int on_nobody(self, int shard, const Entry *asked, Token reply) except -1
+    # Nobody here got a request, which went to these siblings; 0: nobody is interested in it. `before`: the numbers of the
+    # last messages that siblings were sent before it; NULL: each was sent one frame.
+    cdef void note_unanswered(self, const Entry *entry, Token reply, uint64_t shards, const uint64_t *before) noexcept
+    cdef int note_asked(self, const Entry *entry, Token reply, uint64_t shards, const uint64_t *before) except -1
+    # Nobody has got this request of the client, which went to siblings. False: it has no subscription to the reply.
+    cdef bint on_nobody(self, Token asked, Token reply) noexcept
     cdef bint map_subject(self, Op *op, uint64_t *hash, Entry **entry, bint *is_random) noexcept
     cdef void count_refused(self, Op *op) noexcept
     cdef void turn_to(self, const Op *op, uint64_t hash) noexcept

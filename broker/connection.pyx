@@ -9,6 +9,7 @@ Cost of a publish that repeats the last line: one comparison, and fan-out.
 from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc
 from libc.stdlib cimport calloc, free
 
+from gnatswarm.broker.asked cimport Request
 from gnatswarm.broker.reply_permissions cimport ReplyPermissions
 from gnatswarm.broker.outbuf cimport (
     BLOB_BYTES, CLOSE_CLIENT_CLOSED, CLOSE_NONE, CLOSE_READ_ERROR, MOVING_OUT, out_append, out_call, out_init,
@@ -22,7 +23,8 @@ from gnatswarm.broker.peer cimport HOLD_ENDING, HOLD_FENCE, HOLD_LOGIN, HOLD_RAT
 from gnatswarm.broker.permissions cimport Permissions
 from gnatswarm.broker.repeat cimport Repeat, repeat_remember, repeat_run
 from gnatswarm.broker.subject cimport SUBJECT_BAD, is_publishable, subject_kind
-from gnatswarm.broker.interest cimport NODE_LITERAL, NO_MAX, SUB_FORMER, QueueName, node_key, take_marked
+from gnatswarm.broker.interest cimport (
+    GATEWAY_NUMBER, MOST_SHARDS, NODE_LITERAL, NO_MAX, SUB_FORMER, QueueName, node_key, take_marked)
 from gnatswarm.broker.tally cimport FOLDED_AS, FOLDED_SIZE, folded_as
 from gnatswarm.broker.table cimport (
     MOST_KEY_BYTES, slot_item, table_find, table_free, table_init, table_insert, table_remove)
@@ -107,24 +109,24 @@ cdef class Fence:
     cdef int keep_moving(self, ClientConnection client) except -1:
         return 0
 
+    cdef int on_many_asked(self, int shard) except -1:
+        return 0
+
     cdef int note_publisher(self, ClientConnection client, uint64_t publisher) except -1:
         return 0
 
 
-cdef inline void note_outcome(ClientConnection self, const Entry *entry, Publish *message, Outcome outcome) noexcept:
-    """Note what the PONG waits for, and whether a slow subscriber holds the client; tell it of no responders."""
+cdef inline void note_outcome(ClientConnection self, const Entry *entry, Publish *message, Outcome outcome,
+                              const uint64_t *before) noexcept:
+    """Note what the PONG waits for, and whether a slow subscriber holds the client; tell it of no responders. `before`:
+    see note_unanswered()."""
     self.published |= outcome.touched
     if unlikely(outcome.deliveries > FEW_DELIVERIES):
         self.note_many(outcome.deliveries)
     if unlikely(outcome.stalls or entry.slow_until_us > self.out.box.now_us):
         self.holds |= HOLD_STALL
     if unlikely(outcome.deliveries == 0) and message.reply.size and self.wants_no_responders:
-        self.note_unanswered(entry, message.reply, outcome.touched)
-
-
-cdef inline uint64_t request_of(ClientConnection self, const Entry *entry, Token reply) noexcept nogil:
-    """A number for a request: clients may use one reply subject for all of theirs."""
-    return hash_bytes(reply.at, reply.size, self.sublist.seed ^ entry.hash)
+        self.note_unanswered(entry, message.reply, outcome.touched, before)
 
 
 cdef inline void note_matching(ClientConnection self) noexcept:
@@ -270,7 +272,6 @@ cdef class ClientConnection(Peer):
     def __dealloc__(self):
         table_free(&self.subs)
         free(self.repeat)
-        free(self.asked)
         talk_free(self.talk)
 
     # ---- bytes in
@@ -582,8 +583,11 @@ cdef class ClientConnection(Peer):
         cdef Outcome outcome
         cdef Outcome here
         cdef uint64_t unwanted
+        cdef uint64_t before[MOST_SHARDS]
         cdef bint is_wanted
         no_outcome(&outcome)
+        if message.reply.size and self.wants_no_responders:
+            self.fanout.note_numbers(before)
         self.fanout.gate.leave(self.sublist, entry, message, self, &outcome)
         entry = self.sublist.find(at, size, hash)
         note_matching(self)
@@ -602,7 +606,7 @@ cdef class ClientConnection(Peer):
         add_outcome(&outcome, &here)
         if is_wanted:
             entry.counts.unwanted = <uint32_t>min(unwanted, <uint64_t>entry.counts.unwanted)
-        note_outcome(self, entry, message, outcome)
+        note_outcome(self, entry, message, outcome, before)
         return 0
 
     cdef Py_ssize_t publish_request(self, const uint8_t *data, size_t size, Op *op, Blob *whole) except -1:
@@ -661,11 +665,14 @@ cdef class ClientConnection(Peer):
 
     cdef int deliver_traced(self, Entry *entry, Publish *message) except -1:
         cdef Outcome outcome
+        cdef uint64_t before[MOST_SHARDS]
         no_outcome(&outcome)
+        if message.reply.size and self.wants_no_responders:
+            self.fanout.note_numbers(before)
         self.in_msgs += 1
         self.in_bytes += message.size
         give_traced(self.fanout, self.sublist, entry, message, NULL if self.echoes else &self.out, &outcome)
-        note_outcome(self, entry, message, outcome)
+        note_outcome(self, entry, message, outcome, before)
         return 0
 
     cdef bint may_publish(self, Op *op, Entry *entry, bint *once) except -1:
@@ -741,7 +748,8 @@ cdef class ClientConnection(Peer):
             outcome = self.fanout.deliver(self.sublist, entry, message, &self.out)
         self.in_msgs += message.count
         self.in_bytes += <uint64_t>message.count * message.size
-        note_outcome(self, entry, message, outcome)
+        note_outcome(self, entry, message, outcome,
+                     self.fanout.before if unlikely(entry.n_choices != 0) and self.fanout.is_split else NULL)
         return 0
 
     cdef void wait_if_it_feeds_the_slow(self) noexcept:
@@ -755,54 +763,62 @@ cdef class ClientConnection(Peer):
         if self.n_delivered > MOST_DELIVERED:
             self.n_slow = MOST_SLOW
 
-    cdef void note_unanswered(self, const Entry *entry, Token reply, uint64_t shards) noexcept:
+    cdef void note_unanswered(self, const Entry *entry, Token reply, uint64_t shards, const uint64_t *before) noexcept:
         if shards:
-            self.note_asked(entry, reply, shards)
-        elif self.tell_no_responders(entry, reply):
+            try:
+                self.note_asked(entry, reply, shards, before)
+            except MemoryError:
+                pass
+        elif self.tell_no_responders(Token(entry.text, entry.subject_size), reply):
             self.wait_if_it_feeds_the_slow()
 
-    cdef int on_nobody(self, int shard, const Entry *asked, Token reply) except -1:
-        cdef uint64_t request = request_of(self, asked, reply)
-        cdef int i
-        for i in range(MOST_ASKED):
-            if self.asked.request[i] == request and (self.asked.shards[i] >> shard) & 1:
-                self.asked.shards[i] &= ~(<uint64_t>1 << shard)
-                if self.asked.shards[i] == 0 and self.wants_no_responders:
-                    self.tell_no_responders(asked, reply)
-                    self.out.box.stalling = NULL   # (it is not the one that is being read: nobody would resume it)
-                break
+    cdef int note_asked(self, const Entry *entry, Token reply, uint64_t shards, const uint64_t *before) except -1:
+        """Nothing where it went to other servers, too: what they do with it nobody is told."""
+        cdef OutBuf *link
+        cdef Request request = None
+        cdef uint64_t rest = shards, number, frames = 0
+        cdef int shard = 0
+        if (shards >> GATEWAY_NUMBER) & 1:
+            return 0
+        while rest:
+            if rest & 1:
+                link = self.fanout.links[shard]
+                if link == NULL or link.close_reason != CLOSE_NONE:   # (it may not have taken a frame)
+                    return 0
+                frames += 1 if before == NULL else link.msgs - before[shard]
+            rest >>= 1
+            shard += 1
+        if frames > 1 or entry.crosses:
+            request = Request()
+            request.left = <uint32_t>frames
+        if entry.crosses:
+            request.account = self.sublist.account
+            request.subject = entry.text[:entry.subject_size]
+            request.reply = reply.at[:reply.size]
+        shard = 0
+        while shards:
+            if shards & 1:
+                link = self.fanout.links[shard]
+                number = link.msgs - 1 if before == NULL else before[shard]
+                while number < link.msgs:
+                    number += 1
+                    if self.fanout.asked.note(shard, number, self.cid, request):
+                        self.fence.on_many_asked(shard)
+            shards >>= 1
+            shard += 1
         return 0
 
-    cdef void note_asked(self, const Entry *entry, Token reply, uint64_t shards) noexcept:
-        """Not where a sibling gets it in several frames, or from another account: NONE is of one frame.
+    cdef bint on_nobody(self, Token asked, Token reply) noexcept:
+        cdef bint is_told = self.wants_no_responders and self.tell_no_responders(asked, reply)
+        self.out.box.stalling = NULL   # (it is not the one that is being read: nobody would resume it)
+        return is_told
 
-        NONE does not say which of several requests with this subject and this reply it is for. Where all went to one
-        sibling, that makes no difference. Else the earlier ones are forgotten: some of those who could have said NONE
-        may have replied, and whoever has not replied to this one must not be taken to be the last.
-        """
-        cdef uint64_t request
-        cdef uint32_t at, i
-        if entry.crosses or (entry.n_choices and self.fanout.is_split):
-            return
-        if self.asked == NULL:
-            self.asked = <Asked *>calloc(1, sizeof(Asked))
-            if self.asked == NULL:
-                return
-        request = request_of(self, entry, reply)
-        for i in range(MOST_ASKED):
-            if self.asked.request[i] == request and (self.asked.shards[i] != shards or shards & (shards - 1)):
-                self.asked.shards[i] = 0
-        at = self.asked.next
-        self.asked.next = (at + 1) % MOST_ASKED
-        self.asked.request[at] = request
-        self.asked.shards[at] = shards
-
-    cdef bint tell_no_responders(self, const Entry *asked, Token reply) noexcept:
-        cdef bytes subject, told   # copied: looking for the reply's entry may free `asked`
+    cdef bint tell_no_responders(self, Token asked, Token reply) noexcept:
+        cdef bytes subject, told   # copied: looking for the reply's entry may free it
         cdef Entry *entry
         cdef uint32_t i
         if self.names_subject:
-            subject = asked.text[:asked.subject_size]
+            subject = asked.at[:asked.size]
         entry = self.sublist.find(reply.at, reply.size, hash_bytes(reply.at, reply.size, self.sublist.seed))
         if entry == NULL:
             return False

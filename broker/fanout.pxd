@@ -4,6 +4,7 @@ cimport cython
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
+from gnatswarm.broker.asked cimport Asked
 from gnatswarm.broker.outbuf cimport Blob, OutBuf, Outbox
 from gnatswarm.broker.parser cimport Token
 from gnatswarm.broker.interest cimport MOST_SHARDS, Interest, InterestSink, QueueGroup, QueueName, Sub
@@ -94,6 +95,8 @@ cdef class AccountGate:
     # messages, call this for replies alone. The entry may be freed. `client`: the ClientConnection here that has
     # published it, or None.
     cdef void leave(self, Sublist sublist, Entry *entry, Publish *message, object client, Outcome *outcome) noexcept
+    # Nobody has got a request with this generated reply subject.
+    cdef int on_nobody(self, bytes reply) except -1
     # The entry of the subject that a mapping leads to; NULL: the message is dropped.
     cdef Entry *map(self, Sublist sublist, Entry *entry, bint *is_random) noexcept
 
@@ -144,9 +147,11 @@ cdef class Fanout:
     cdef public object tracing
     cdef object trace
     cdef int from_shard                  # whose messages its link is delivering; ANY_SHARD: what is sent on, from any
-    # Whether a sibling got several frames of the last message with queue groups: another for plain subscriptions, or
-    # several for more groups than one frame names.
+    cdef Asked asked                     # requests that went to siblings alone
+    # Whether a sibling may have got several frames of the last message with queue groups: another for plain
+    # subscriptions, or several for more groups than one frame names. `before`: see note_numbers(), from before it.
     cdef bint is_split
+    cdef uint64_t before[MOST_SHARDS]
     cdef uint64_t link_refused           # how often a link refused a frame: it is about to end
     cdef Sub **finished                  # subscriptions that reach their max in this delivery
     cdef uint32_t n_finished
@@ -187,6 +192,8 @@ cdef class Fanout:
     cdef bint send_queued(self, OutBuf *link, const Entry *entry, const Token *queues, int n_queues, Publish *publish,
                           bint only_queues, uint64_t id, uint64_t visited, uint64_t been) noexcept
     cdef Blob *share(self, Publish *publish, uint32_t receivers) noexcept
+    # The numbers of the last messages that siblings were sent, for those that have a link.
+    cdef void note_numbers(self, uint64_t *numbers) noexcept
     # Writes the tail anew, in the canonical form, from reply, sizes and payload; it is valid until the next call.
     # False: no memory.
     cdef bint rewrite_tail(self, Publish *message) noexcept

@@ -107,6 +107,9 @@ cdef class AccountGate:
     cdef void leave(self, Sublist sublist, Entry *entry, Publish *message, object client, Outcome *outcome) noexcept:
         pass
 
+    cdef int on_nobody(self, bytes reply) except -1:
+        return 0
+
     cdef Entry *map(self, Sublist sublist, Entry *entry, bint *is_random) noexcept:
         is_random[0] = False
         return entry
@@ -153,6 +156,7 @@ cdef class Fanout:
     def __cinit__(self, *, bint prefers_local=False):
         self.box = outbox_new()
         self.gate = AccountGate()
+        self.asked = Asked()
         self.prefers_local = prefers_local
 
     def __dealloc__(self):
@@ -160,6 +164,12 @@ cdef class Fanout:
         free(self.shorts)
         free(self.scratch)
         outbox_release(self.box)
+
+    cdef void note_numbers(self, uint64_t *numbers) noexcept:
+        cdef int shard
+        for shard in range(MOST_SHARDS):
+            if self.links[shard] != NULL:
+                numbers[shard] = self.links[shard].msgs
 
     def prefer_local(self, bint prefers):
         """Whether queue groups choose members of this shard first, from now on."""
@@ -466,8 +476,10 @@ cdef class Fanout:
                 continue
             if n_remote == MOST_QUEUES or (n_remote and name_bytes + choice.name.key.size > MOST_NAME_BYTES):
                 # More groups than one frame names: those so far get frames of their own, which serve no plain one.
+                if not self.is_split and publish.reply.size:
+                    self.note_numbers(self.before)
+                    self.is_split = True
                 n_remote = self.send_early(entry, publish, names, shards, n_remote, &name_bytes, outcome)
-                self.is_split = True
                 if n_remote == MOST_QUEUES or (n_remote and shard == GATEWAY_NUMBER
                                                and name_bytes + choice.name.key.size > MOST_NAME_BYTES):
                     outcome.touched |= self.send_choices(entry, publish, names, shards, n_remote, True)
@@ -479,11 +491,13 @@ cdef class Fanout:
             shards[n_remote] = <uint8_t>shard
             n_remote += 1
         if n_remote:
+            if unlikely(publish.publisher != 0) and publish.reply.size and not self.is_split:
+                self.note_numbers(self.before)
+                self.is_split = True
             served = self.send_choices(entry, publish, names, shards, n_remote, False)
             if unlikely(publish.publisher != 0):   # those have got a QMSG
                 outcome.touched |= served
                 served &= <uint64_t>1 << GATEWAY_NUMBER
-                self.is_split = self.is_split or (outcome.touched & entry.remote & ~served) != 0
         if entry.remote & ~served:
             served |= self.deliver_remote(entry, publish, entry.remote & ~served)
         outcome.touched |= served

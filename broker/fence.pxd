@@ -43,6 +43,7 @@ cdef class MeshFence(Fence):
     cdef dict due                  # client → its Waiter
     cdef uint8_t is_pinging[MOST_SHARDS]
     cdef uint64_t frames_pinged[MOST_SHARDS]   # frames sent to it before the PING on its way
+    cdef uint64_t msgs_pinged[MOST_SHARDS]     # … messages alone
     cdef uint64_t frames_acked[MOST_SHARDS]    # frames it is known to have seen
     cdef uint64_t refused_before               # fanout.link_refused, as of the last link that ended
     cdef uint64_t lossy                        # siblings whose link broke with frames on their way

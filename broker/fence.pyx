@@ -103,6 +103,7 @@ cdef class MeshFence(Fence):
         self.waiting[shard] = []
         self.is_pinging[shard] = 1
         self.frames_pinged[shard] = self.mesh.frames_to(shard)
+        self.msgs_pinged[shard] = self.mesh.fanout.links[shard].msgs
         out_append(self.mesh.fanout.links[shard], b'PING\r\n', 6)
         return 0
 
@@ -110,6 +111,7 @@ cdef class MeshFence(Fence):
         cdef list done = self.in_flight[shard]
         self.is_pinging[shard] = 0
         self.frames_acked[shard] = self.frames_pinged[shard]
+        self.mesh.fanout.asked.acknowledge(shard, self.msgs_pinged[shard])
         if self.frames_acked[shard] >= self.mesh.told_at[shard]:
             self.mesh.unheard &= ~(<uint64_t>1 << shard)
         self.in_flight[shard] = []
@@ -127,6 +129,7 @@ cdef class MeshFence(Fence):
                 or self.mesh.fanout.link_refused != self.refused_before:
             self.lossy |= <uint64_t>1 << shard
         self.refused_before = self.mesh.fanout.link_refused
+        self.mesh.fanout.asked.forget(shard)
         self.frames_acked[shard] = self.frames_pinged[shard] = 0
         return self.end_all(shard)
 
@@ -183,6 +186,7 @@ cdef class MeshFence(Fence):
         self.waiting[shard] = []
         self.is_pinging[shard] = 0
         self.unawaited &= ~(<uint64_t>1 << shard)
+        self.mesh.fanout.asked.forget(shard)
         self.frames_acked[shard] = self.frames_pinged[shard] = 0
         self.end_all(shard)
         return self.acknowledge(done)
@@ -212,6 +216,9 @@ cdef class MeshFence(Fence):
             client.release_pong()
             client.release(HOLD_FENCE)
         return 0
+
+    cdef int on_many_asked(self, int shard) except -1:
+        return 0 if self.is_pinging[shard] else self.ping(shard)
 
     cdef int keep_moving(self, ClientConnection client) except -1:
         self.mesh.moves.on_left(client)

@@ -11,6 +11,8 @@ cdef str why_not(ClientConnection client)
 cdef int fits(ClientConnection client, frozen) except -1
 # All but subscriptions and output: flags, counters, reply permissions, unread input. MemoryError.
 cdef int put_state(ClientConnection client, frozen) except -1
+# Tells it of its requests to which nobody responds; all else is in its place.
+cdef int tell_unanswered(ClientConnection client, frozen) except -1
 # One subscription of the connection as a FrozenSubscription.
 cdef object subscription_of(ClientConnection client, const Sub *sub)
 # Adds one; MemoryError.

@@ -12,6 +12,7 @@ from libc.string cimport memcpy
 
 from gnatswarm.broker.interest cimport NO_MAX, QueueName, Sub, take_marked
 from gnatswarm.broker.outbuf cimport CLOSE_NONE, Chunk, OutBuf, blob_new, out_append, out_call, out_pending
+from gnatswarm.broker.parser cimport Token
 from gnatswarm.broker.peer cimport HOLD_ENDING, HOLD_FENCE, HOLD_LINK, HOLD_LOGIN, HOLD_REPLY
 from gnatswarm.broker.subject cimport SUBJECT_BAD, subject_kind
 from gnatswarm.broker.table cimport slot_item, table_insert
@@ -106,6 +107,7 @@ def freeze(ClientConnection client not None):
         account=client.sublist.account,
         subscriptions=subscriptions_of(client),
         replies=tuple(replies),
+        unanswered=tuple([records.FrozenRequest(subject, reply) for subject, reply in client.unanswered or ()]),
         is_verbose=client.is_verbose,
         is_pedantic=client.is_pedantic,
         echoes=client.echoes,
@@ -229,6 +231,15 @@ cdef int put_state(ClientConnection client, frozen) except -1:
     return 0
 
 
+cdef int tell_unanswered(ClientConnection client, frozen) except -1:
+    cdef bytes subject, reply
+    for one in frozen.unanswered:
+        subject = one.subject + bytes(SLACK)
+        reply = one.reply + bytes(SLACK)
+        client.on_nobody(Token(subject, len(one.subject)), Token(reply, len(one.reply)))
+    return 0
+
+
 def thaw(ClientConnection client not None, frozen not None):
     """Make a fresh connection what the record says.
 
@@ -247,6 +258,7 @@ def thaw(ClientConnection client not None, frozen not None):
     put_state(client, frozen)
     if unsent:
         out_append(&client.out, <const uint8_t *>unsent, len(unsent))
+    tell_unanswered(client, frozen)
     if frozen.unread:
         out_call(&client.out)
     return None

@@ -10,7 +10,7 @@ from typing import Annotated
 import msgspec
 
 # Increased with every change of a field, or of what one means.
-MOVE_RECORD_VERSION = 5
+MOVE_RECORD_VERSION = 6
 
 # Bounds, so that no length in a record leads to a large allocation. One message with its control line may be half read;
 # unsent output is bounded by the client's own max_pending when it is put in. A sid, a subject and a queue name each
@@ -52,6 +52,13 @@ class FrozenReply(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     replies: Count  # how often it has replied
 
 
+class FrozenRequest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A request of the client to which nobody responds, which it is still to be told."""
+
+    subject: Annotated[bytes, msgspec.Meta(min_length=1)]
+    reply: Annotated[bytes, msgspec.Meta(min_length=1)]
+
+
 class FrozenClient(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One client connection. Times are µs of the host's monotonic clock, which all shards share; 0: never."""
 
@@ -63,6 +70,7 @@ class FrozenClient(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     counts: tuple[FrozenCount, ...] = ()  # of those that have had messages
     ended: tuple[Name, ...] = ()  # sids of those that have had as many as they may
     replies: tuple[FrozenReply, ...] = ()  # oldest first
+    unanswered: tuple[FrozenRequest, ...] = ()
     # what its CONNECT asked for
     is_verbose: bool = True
     is_pedantic: bool = True

@@ -50,7 +50,7 @@ cdef class SiblingLink(OriginLink):
     cdef Py_ssize_t message(self, const uint8_t *data, size_t size, RouteOp *op, Blob *whole) except -1
     cdef bint is_of_run(self, const RouteOp *op) noexcept
     cdef uint64_t been(self) noexcept
-    cdef uint32_t queue_run(self, const uint8_t *line, Publish *run) except *
+    cdef uint32_t single_run(self, const uint8_t *line, Publish *run) except *
     cdef Py_ssize_t traced_message(self, const uint8_t *data, size_t size, RouteOp *op, Blob *whole) except -1
     cdef uint64_t deliver(self, Sublist sublist, Entry *entry, Publish *message, RouteOp *op, bint plainly, Token shown,
                           Outcome *outcome) except? 0xFFFFFFFFFFFFFFFF
@@ -65,7 +65,10 @@ cdef class SiblingLink(OriginLink):
     cdef void look_if_slow(self, Sublist sublist, Entry *entry, bint is_slow) noexcept
     cdef int on_slow(self, RouteOp *op) except -1
     cdef int on_queue_end(self, RouteOp *op) except -1
-    cdef int note_nobody(self, Sublist sublist, RouteOp *op, int n_nobody, list pending) except -1
-    cdef int tell_nobody_of_run(self, const Publish *run) except -1
+    # Nobody here got a request, the n-th message of the link: it is said when nobody takes it for its queue groups either.
+    # `pending`: the messages to groups whose fate is not known; `is_nobody`: none of the others was taken.
+    cdef int note_nobody(self, uint64_t number, Sublist sublist, Token subject, Token reply, bint is_nobody,
+                         list pending) except -1
     cdef int on_nobody(self, RouteOp *op) except -1
+    cdef int tell_asker(self, uint64_t cid, Sublist sublist, Token subject, Token reply) except -1
     cdef int check_synchronised(self) except -1

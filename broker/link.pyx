@@ -9,6 +9,7 @@ before that message has arrived. Bytes that are no valid frame end the link, and
 from libc.stdlib cimport free
 from libc.string cimport memcmp, memcpy
 
+from gnatswarm.broker.asked cimport Request
 from gnatswarm.broker.connection cimport ClientConnection
 from gnatswarm.broker.fence cimport is_of_end
 from gnatswarm.broker.interest cimport GATEWAY_NUMBER
@@ -32,7 +33,7 @@ from gnatswarm.broker.fanout cimport (
     MOST_DELIVERED, ORIGIN_SIBLING, ORIGIN_SIBLING_ACCOUNT, PLAINLY, Outcome, Publish, no_outcome)
 from gnatswarm.broker.entry cimport extras_of, renamed_entry
 from gnatswarm.broker.traced cimport give_traced_here, is_under_trace, untraced
-from gnatswarm.broker.word cimport hash_bytes, likely, unlikely
+from gnatswarm.broker.word cimport SLACK, hash_bytes, likely, unlikely
 
 
 cdef enum:
@@ -115,14 +116,12 @@ cdef class SiblingLink(OriginLink):
             if unlikely(n != 0 and message.header_size != 0) and self.fanout.tracing is not None:
                 n = message.count = untraced(&message, False, True)
             if likely(n):
-                if self.repeat_queue_size:
-                    n = self.queue_run(p, &message)
+                if self.repeat_queue_size or unlikely(message.reply.size != 0):
+                    n = self.single_run(p, &message)
                 else:
                     no_outcome(&outcome)
                     self.fanout.deliver_here(self.sublist, self.repeat.entry, &message, True, NULL, 0, &outcome)
                     self.deliveries += outcome.deliveries
-                    if unlikely(outcome.deliveries == 0) and message.reply.size:
-                        self.tell_nobody_of_run(&message)
                     if unlikely(outcome.stalls or self.repeat.entry.slow_told_us != 0):
                         self.look_if_slow(self.sublist, self.repeat.entry, outcome.stalls)
                 p += n * message.stride
@@ -311,6 +310,7 @@ cdef class SiblingLink(OriginLink):
         cdef Outcome outcome
         cdef bint is_reply, plainly = op.kind == ROUTE_MSG
         cdef int queue, n_nobody = 0
+        cdef uint64_t number
         cdef list pending = None
         cdef Fate fate
         cdef Token shown = Token(NULL, 0)
@@ -365,6 +365,7 @@ cdef class SiblingLink(OriginLink):
             self.repeat_queue_at = op.queues[0].at - data if op.n_queues else 0
         self.in_msgs += 1
         self.in_bytes += op.size
+        number = self.in_msgs
         no_outcome(&outcome)
         if unlikely(is_reply) and self.is_for_us(op.subject):   # (requests were handled where they were published)
             self.reroutes.answer(self, sublist, op.subject, entry, &message, &outcome)
@@ -404,68 +405,67 @@ cdef class SiblingLink(OriginLink):
                         pending.append(self.reroutes.last_id)
                 orphans >>= 1
                 queue += 1
-            if unlikely(outcome.deliveries == 0) and op.reply.size and not op.is_across and not is_reply:
-                self.note_nobody(sublist, op, n_nobody, pending)
+            if unlikely(outcome.deliveries == 0) and op.reply.size and not is_reply:
+                self.note_nobody(number, sublist, op.subject, op.reply, n_nobody == op.n_queues, pending)
         self.deliveries += outcome.deliveries
         return total
 
-    cdef int note_nobody(self, Sublist sublist, RouteOp *op, int n_nobody, list pending) except -1:
-        """A request that nobody has got here. If nobody takes it for its queue groups either, its sender is told.
-
-        `pending`: the messages to groups whose fate is not known. Of a message whose publisher wants no echo, plain
-        subscriptions have a frame of their own. A frame for groups alone of any other is one of several (MOST_QUEUES).
-        """
-        cdef Entry *entry
-        if self.fanout.onward is not None or self.shard == GATEWAY_NUMBER or self.fanout.trace is not None:
+    cdef int note_nobody(self, uint64_t number, Sublist sublist, Token subject, Token reply, bint is_nobody,
+                         list pending) except -1:
+        if self.fanout.onward is not None or self.shard == GATEWAY_NUMBER:
             return 0
-        if op.kind == ROUTE_QUEUE_MSG:
-            entry = sublist.find(op.subject.at, op.subject.size,
-                                 hash_bytes(op.subject.at, op.subject.size, sublist.seed))
-            if op.publisher == 0 or entry == NULL or entry.n_plain:
-                return 0
         if pending is not None:
-            self.reroutes.note_request(pending)
-        elif n_nobody == op.n_queues:
-            self.tell_nobody(sublist, op.subject, op.reply)
+            self.reroutes.note_request(pending, number)
+        elif is_nobody:
+            self.tell_nobody(number, sublist, subject, reply)
         return 0
 
-    cdef int tell_nobody(self, Sublist sublist, Token subject, Token reply) except -1:
-        cdef bytes frame = b"NONE %s %s %s\r\n" % (sublist.account, subject.at[:subject.size], reply.at[:reply.size])
+    cdef int tell_nobody(self, uint64_t number, Sublist sublist, Token subject, Token reply) except -1:
+        cdef bytes frame = b"NONE %d %s %s %s\r\n" % (number, sublist.account, subject.at[:subject.size],
+                                                    reply.at[:reply.size])
         out_append(&self.out, frame, len(frame))
         return 0
 
-    cdef int tell_nobody_of_run(self, const Publish *run) except -1:
-        cdef Entry *entry = self.repeat.entry
-        cdef uint32_t _i
-        if self.fanout.onward is None and self.shard != GATEWAY_NUMBER:
-            for _i in range(run.count):
-                self.tell_nobody(self.sublist, Token(entry.text, entry.subject_size), run.reply)
-        return 0
-
     cdef int on_nobody(self, RouteOp *op) except -1:
-        """A request of a client here has reached nobody there. Who has sent it listens to the reply."""
-        cdef Sublist sublist = self.mesh.sublist_of(op.account.at, op.account.size)
-        cdef uint64_t subject = hash_bytes(op.subject.at, op.subject.size, sublist.seed)
-        cdef Entry *entry
-        cdef OutBuf *out = NULL
-        cdef dict askers = {}   # each once: it may have several subscriptions to the reply
-        cdef uint32_t i, n
+        """A frame of a request of a client here has reached nobody there. Whose it is listens to the reply."""
+        cdef uint64_t cid
+        cdef Request request
+        cdef bytes subject, reply
         if is_bad(op.subject) or is_bad(op.reply):
             return self.broken("bad subject in NONE")
-        entry = sublist.find(op.reply.at, op.reply.size, hash_bytes(op.reply.at, op.reply.size, sublist.seed))
-        n = 0 if entry == NULL else entry.n_plain
+        cid = self.fanout.asked.take(self.shard, op.id)
+        request = self.fanout.asked.request
+        if cid == 0:
+            return 0
+        if request is not None:
+            request.left -= 1
+            if request.left:
+                return 0
+        if op.reply.at[0] == c'_':   # (it may be a generated one)
+            self.fanout.gate.on_nobody(op.reply.at[:op.reply.size])
+        if request is None or request.subject is None:
+            return self.tell_asker(cid, self.mesh.sublist_of(op.account.at, op.account.size), op.subject, op.reply)
+        subject = request.subject + bytes(SLACK)
+        reply = request.reply + bytes(SLACK)
+        return self.tell_asker(cid, self.mesh.account(request.account), Token(subject, len(request.subject)),
+                               Token(reply, len(request.reply)))
+
+    cdef int tell_asker(self, uint64_t cid, Sublist sublist, Token subject, Token reply) except -1:
+        cdef Entry *entry = sublist.find(reply.at, reply.size, hash_bytes(reply.at, reply.size, sublist.seed))
+        cdef ClientConnection asker = None
+        cdef OutBuf *out
+        cdef uint32_t i, n = 0 if entry == NULL else entry.n_plain
         count_steps(n)
         for i in range(n):
-            if entry.targets[i].out == out:
-                continue
             out = entry.targets[i].out
             if out.peer != NULL and isinstance(<Peer>out.peer, ClientConnection) \
-                    and (<ClientConnection>out.peer).asked != NULL:
-                askers[<Peer>out.peer] = True
-        for asker in askers:
-            entry = sublist.find(op.subject.at, op.subject.size, subject)
-            if entry != NULL and (<ClientConnection>asker).sublist is sublist:
-                (<ClientConnection>asker).on_nobody(self.shard, entry, op.reply)
+                    and (<ClientConnection>out.peer).cid == cid:
+                asker = <ClientConnection>out.peer
+                break
+        if asker is None and self.mesh.moves is not None:
+            self.mesh.moves.note_nobody(cid, sublist, subject.at[:subject.size], reply.at[:reply.size])
+        elif asker is not None and asker.sublist is sublist:
+            asker.on_nobody(subject, reply)
         return 0
 
     cdef Py_ssize_t traced_message(self, const uint8_t *data, size_t size, RouteOp *op, Blob *whole) except -1:
@@ -489,9 +489,10 @@ cdef class SiblingLink(OriginLink):
         """Whether a message on a reply subject is to be passed on here, not only delivered to who subscribes to it."""
         return self.mesh.prefixes is None or self.mesh.prefixes.takes(self.shard, subject.at[:PREFIX_BYTES])
 
-    cdef uint32_t queue_run(self, const uint8_t *line, Publish *run) except *:
-        """A run of messages for one queue group, one by one: each may go to another member. Returns how many were
-        delivered: fewer than all where a delivery has changed who is interested."""
+    cdef uint32_t single_run(self, const uint8_t *line, Publish *run) except *:
+        """A run of messages for one queue group, one by one: each may go to another member. Or of requests: nobody may
+        get the last ones. Returns how many were delivered: fewer than all where a delivery has changed who is
+        interested."""
         cdef Sublist sublist = self.sublist
         cdef Entry *entry = self.repeat.entry
         cdef Token subject = Token(line + self.repeat_subject_at, entry.subject_size)
@@ -500,12 +501,15 @@ cdef class SiblingLink(OriginLink):
         cdef Publish message = run[0]
         cdef Outcome outcome
         cdef Fate fate
+        cdef list pending
         cdef uint32_t n = 0
         message.count = 1
         message.publisher = self.repeat_publisher
         while True:
             no_outcome(&outcome)
-            orphans = self.fanout.deliver_here(sublist, entry, &message, message.publisher == 0, &queue, 1, &outcome)
+            pending = None
+            orphans = self.fanout.deliver_here(sublist, entry, &message, message.publisher == 0, &queue,
+                                               queue.size != 0, &outcome)
             if unlikely(outcome.stalls or entry.slow_told_us != 0):
                 self.look_if_slow(sublist, entry, outcome.stalls)
             if unlikely(orphans != 0):
@@ -513,8 +517,12 @@ cdef class SiblingLink(OriginLink):
                 outcome.deliveries += fate == FATE_TAKEN   # (to a member here)
                 if fate == FATE_NOBODY:
                     self.reroutes.n_lost += 1
+                elif fate == FATE_PENDING:
+                    pending = [self.reroutes.last_id]
             self.deliveries += outcome.deliveries
             n += 1
+            if unlikely(outcome.deliveries == 0) and message.reply.size:
+                self.note_nobody(self.in_msgs + n, sublist, subject, message.reply, True, pending)
             if n == run.count or self.repeat.epoch != sublist.cache_epoch or not sublist.is_current(entry):
                 return n
             message.tail += run.stride

@@ -81,6 +81,7 @@ cdef class Leaving(Batch):
     cdef set gone               # cids of clients that have left
     cdef set open               # moves of others that this shard had marked when this one began, and are not over
     cdef bint is_fenced
+    cdef size_t unanswered_bytes   # of the clients' requests to which nobody responds
     cdef str given_up           # why it ends as soon as its subscriptions have ended; None: it does not
     cdef int write_next(self) except -1
     cdef bint is_written(self, Written written, uint32_t most) except -1

@@ -13,7 +13,8 @@ from libc.stdint cimport int64_t, uint8_t
 from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memcpy
 
-from gnatswarm.broker.freezer cimport put_state, put_subscription, subscription_of, unsent_of, why_not
+from gnatswarm.broker.freezer cimport (
+    put_state, put_subscription, subscription_of, tell_unanswered, unsent_of, why_not)
 from gnatswarm.broker.interest cimport (
     NO_MAX, NO_SHIFT, SUB_MARKED, GroupShift, QueueGroup, QueueName, Sub, weight_of)
 from gnatswarm.broker.outbuf cimport (
@@ -46,6 +47,8 @@ WINDOW = 8
 # A connection that does not come is taken out in one go, if it has no more subscriptions than these.
 AT_ONCE = 1024
 ALL = 0xFFFFFFFF
+# Of requests of the clients in one batch to which nobody responds.
+MOST_UNANSWERED_BYTES = 16 * 1024 * 1024
 # A client with more unsent bytes is not moved: they are copied, and it would be silent for longer.
 MOST_UNSENT_BYTES = 1_048_576
 
@@ -602,6 +605,7 @@ cdef class Leaving(Batch):
     cdef int let_stay(self, ClientConnection client) except -1:
         """It moves no more: it is read again, or leaves if its connection has ended."""
         cdef Staying staying = Staying()
+        client.unanswered = None
         client.out.moving = MOVING_NOT
         staying.client = client
         staying.n_subs = client.subs.count
@@ -929,6 +933,7 @@ cdef class Arriving(Batch):
             out_append(out, <const uint8_t *>unsent, len(unsent))
         if detached:
             out_append(out, <const uint8_t *>detached, len(detached))
+        tell_unanswered(client, frozen)
         out.max_pending = max_pending
         out.stall_mark = stall_mark
         for address in ended:
@@ -1348,6 +1353,18 @@ cdef class Moves:
                 and batch.todo and batch.todo[len(batch.todo) - 1] == client.cid:
             while batch.at and client.subs.slots[batch.at - 1]:
                 batch.at -= 1
+
+    def note_nobody(self, uint64_t cid, Sublist sublist not None, bytes subject not None, bytes reply not None):
+        """Nobody responds to a request of a client without a subscription to the reply. If it moves, that has ended here
+        alone, and its next shard tells it."""
+        cdef ClientConnection client = None if self.leaving is None else self.leaving.clients.get(cid)
+        if client is None or client.sublist is not sublist:
+            return
+        if client.unanswered is None:
+            client.unanswered = []
+        self.leaving.unanswered_bytes += <size_t>len(subject) + <size_t>len(reply)
+        if self.leaving.unanswered_bytes <= MOST_UNANSWERED_BYTES:
+            client.unanswered.append((subject, reply))
 
     def on_next_wanted(self, int shard, uint64_t id):
         """MNEXT."""

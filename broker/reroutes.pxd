@@ -28,8 +28,8 @@ cdef class OriginLink(Peer):
     cdef int acknowledge(self, uint64_t id, bint is_taken) except -1
     # A pending message of this link has arrived, or is lost.
     cdef int on_settled(self, uint64_t id) except -1
-    # Nobody has taken this request of the sibling.
-    cdef int tell_nobody(self, Sublist sublist, Token subject, Token reply) except -1
+    # Nobody has taken this request of the sibling, the n-th message of the link.
+    cdef int tell_nobody(self, uint64_t number, Sublist sublist, Token subject, Token reply) except -1
     # Who waits for the first also waits for all ids after `since`, up to `last`.
     cdef int wait_for_more(self, uint64_t first, uint64_t since, uint64_t last) except -1
 
@@ -70,8 +70,8 @@ cdef class Orphan:
     cdef uint64_t publisher              # as in Publish
     cdef uint32_t header_size
     cdef uint32_t size
-    # [how many of the messages to the groups of a request nobody has refused yet]: the sibling is told if nobody takes
-    # any of them, because nobody else has got it. None: it is not told.
+    # [how many of the messages to the groups of a request nobody has refused yet, its number]: the sibling is told if
+    # nobody takes any of them, because nobody else has got it. None: it is not told.
     cdef list request
     cdef bint has_gone_back              # to the shard that published it, because nobody was found
     cdef uint64_t visited                # shards that it has been on, a bit each
@@ -129,8 +129,8 @@ cdef class Reroutes:
     # Finds a place for each message to a queue group in the output of a connection that is gone; `queues`: sid → group;
     # `publishers`: the number of a message, from 0 on, → the client that has published it and wants no echo.
     cdef int place_output(self, Sublist sublist, dict queues, bytes output, dict publishers) except -1
-    # These messages that place() has just kept are a request that nobody else has got.
-    cdef int note_request(self, list ids) except -1
+    # These messages that place() has just kept are a request that nobody else has got, the n-th message of its link.
+    cdef int note_request(self, list ids, uint64_t number) except -1
     # QACK or QNAK came.
     cdef int settled(self, uint64_t id, bint is_taken) except -1
     cdef int conclude(self, Orphan orphan, bint is_taken) except -1

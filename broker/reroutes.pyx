@@ -37,7 +37,7 @@ cdef class OriginLink(Peer):
     cdef int on_settled(self, uint64_t id) except -1:
         raise NotImplementedError
 
-    cdef int tell_nobody(self, Sublist sublist, Token subject, Token reply) except -1:
+    cdef int tell_nobody(self, uint64_t number, Sublist sublist, Token subject, Token reply) except -1:
         return 0
 
     cdef int wait_for_more(self, uint64_t first, uint64_t since, uint64_t last) except -1:
@@ -159,8 +159,8 @@ cdef class Reroutes:
             origin.orphans.add(orphan.id)
         return fate
 
-    cdef int note_request(self, list ids) except -1:
-        cdef list request = [len(ids)]
+    cdef int note_request(self, list ids, uint64_t number) except -1:
+        cdef list request = [len(ids), number]
         cdef Orphan orphan
         for id in ids:
             orphan = self.pending.get(id)
@@ -508,7 +508,7 @@ cdef class Reroutes:
             if orphan.request is not None:
                 orphan.request[0] -= 1
             if orphan.request is not None and orphan.request[0] == 0 and not orphan.origin.is_closing:
-                orphan.origin.tell_nobody(orphan.sublist, Token(orphan.subject, len(orphan.subject)),
+                orphan.origin.tell_nobody(orphan.request[1], orphan.sublist, Token(orphan.subject, len(orphan.subject)),
                                           Token(orphan.reply, len(orphan.reply)))
         if not orphan.origin.is_closing:
             orphan.origin.on_settled(orphan.id)

@@ -24,7 +24,7 @@
 #   RGOES <prefix> <shard>                           from here on my replies with it go to that one
 #   RDROP <prefix>                                   I pass on none with this prefix
 #   RDUE <prefix> <last> <size>\r\n<replies>\r\n      what is due with it; last: and now you pass it on
-#   NONE <account> <subject> <reply>                 nobody here has taken this request, which was sent nowhere else
+#   NONE <number> <account> <subject> <reply>        nobody here has taken your n-th message, which is a request
 #   SLOW <account> <subject>                         a subscriber here is behind: make its publishers wait a little
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
@@ -88,7 +88,7 @@ ctypedef struct RouteOp:
     uint32_t members         # RS+ with a queue; MOVED: outcome, 1: they have moved; RDUE: last, 1: no more follow
     uint32_t header_size
     uint32_t size
-    uint64_t id              # QMSG, QACK, QNAK, QASK, QEND, and of moves; RTAKE, ROWN: times
+    uint64_t id              # QMSG, QACK, QNAK, QASK, QEND, and of moves; RTAKE, ROWN: times; NONE: number
     int old_shard            # MARKQ, MARK, MOVED: whose move it is; RGOES: where replies go
     uint64_t visited         # QMSG
     uint64_t been            # QMSG: see Orphan.been

@@ -185,19 +185,19 @@ cdef RouteOpKind parse_queue_end(const uint8_t *data, const uint8_t *args, const
 
 
 cdef RouteOpKind parse_none(const uint8_t *data, const uint8_t *args, const uint8_t *end, RouteOp *op) noexcept nogil:
-    """<account> <subject> <reply>"""
-    cdef Token tokens[4]
+    """<number> <account> <subject> <reply>"""
+    cdef Token tokens[5]
     cdef const uint8_t *after = NULL
     cdef bint single = True
-    cdef int n = split_line(args, end, tokens, 4, &after, &single)
+    cdef int n = split_line(args, end, tokens, 5, &after, &single)
     if n == -1:
         return finish(op, ROUTE_BAD if end - args > MOST_ROUTE_LINE_BYTES else ROUTE_MORE)
-    if n != 3:
+    if n != 4 or not parse_u64(tokens[0], &op.id):
         return finish(op, ROUTE_BAD)
     op.line_size = after - data
-    op.account = tokens[0]
-    op.subject = tokens[1]
-    op.reply = tokens[2]
+    op.account = tokens[1]
+    op.subject = tokens[2]
+    op.reply = tokens[3]
     op.n_queues = 0
     return finish(op, ROUTE_NONE)
 
@@ -439,6 +439,6 @@ def parse_route(bytes data not None) -> dict:
             found["shard"] = op.old_shard
         if kind == ROUTE_DUE:
             found.update(is_last=op.members, size=op.size)
-    if kind in (ROUTE_QUEUE_ACK, ROUTE_QUEUE_NAK, ROUTE_ASK, ROUTE_QUEUE_END):
+    if kind in (ROUTE_QUEUE_ACK, ROUTE_QUEUE_NAK, ROUTE_ASK, ROUTE_QUEUE_END, ROUTE_NONE):
         found["id"] = op.id
     return found

@@ -120,6 +120,14 @@ cdef class ServiceImports(AccountGate):
 
     # ---- called by users of fan-out
 
+    cdef int on_nobody(self, bytes reply) except -1:
+        cdef dict lane = self.lane_of(reply)
+        cdef Response response = None if lane is None else lane.get(reply)
+        if response is not None:
+            self.report(response.measured, service_latency.NO_RESPONDER, None, 0)
+            self.forget(reply)
+        return 0
+
     cdef void leave(self, Sublist sublist, Entry *entry, Publish *message, object client, Outcome *outcome) noexcept:
         try:
             self.leave_from(sublist, entry, message, client, outcome)

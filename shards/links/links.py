@@ -31,7 +31,7 @@ logger = logging.getLogger("gnatswarm.links")
 
 # Increased with every change of a frame or of the handshake. Shards of one broker come from one installation; versions
 # differ when that was upgraded under a running broker.
-LINK_VERSION = 11
+LINK_VERSION = 12
 
 # A process that connects and does not finish the handshake in this time is not a sibling.
 HANDSHAKE_S = 2.0

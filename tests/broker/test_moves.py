@@ -456,22 +456,22 @@ def test_a_new_shard_that_takes_no_connections_refuses(moving):
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (b"", "an offer of version 0; this shard understands version 5"),
+        (b"", "an offer of version 0; this shard understands version 6"),
         (b"\0\2\x90", "an offer of version 2"),
-        (b"\0\5\x90", "truncated or damaged"),
-        (b"\0\5\x95\x03\x07\xc3\x91" + b"\x91" * 20_000 + b"\xc0\x90", "truncated or damaged"),  # nested too deeply
-        (b"\0\5" + msgspec.msgpack.encode((3, 3, True, (), ())), "its links to other shards are not the same"),
-        (b"\0\5" + msgspec.msgpack.encode((3, 7, True, (), ())), "an offer of nobody"),
+        (b"\0\6\x90", "truncated or damaged"),
+        (b"\0\6\x95\x03\x07\xc3\x91" + b"\x91" * 20_000 + b"\xc0\x90", "truncated or damaged"),  # nested too deeply
+        (b"\0\6" + msgspec.msgpack.encode((3, 3, True, (), ())), "its links to other shards are not the same"),
+        (b"\0\6" + msgspec.msgpack.encode((3, 7, True, (), ())), "an offer of nobody"),
         (
-            b"\0\5" + msgspec.msgpack.encode((3, 7, True, ((5, b"$G"),), ())),
+            b"\0\6" + msgspec.msgpack.encode((3, 7, True, ((5, b"$G"),), ())),
             "an offered client that is truncated or damaged",
         ),
         (
-            b"\0\5" + msgspec.msgpack.encode((3, 7, True, ((5, b"$G", b"who it is", ((b"1", b"a..b"),)),), ())),
+            b"\0\6" + msgspec.msgpack.encode((3, 7, True, ((5, b"$G", b"who it is", ((b"1", b"a..b"),)),), ())),
             "no subject",
         ),
         (
-            b"\0\5" + msgspec.msgpack.encode((3, 7, True, ((5, b"$G", b"who it is", ((b"1", b"a", b"q"),)),), ())),
+            b"\0\6" + msgspec.msgpack.encode((3, 7, True, ((5, b"$G", b"who it is", ((b"1", b"a", b"q"),)),), ())),
             "import other streams",
         ),
     ],
@@ -543,6 +543,29 @@ def test_one_client_is_written_down_made_handed_over_or_goes_on_in_each_turn():
         arrived.append(sum(one.engine is mesh.engines[NEW] for one in clients))
     assert arrived == [1, 2, 3]
     mesh.close()
+
+
+@pytest.mark.parametrize("stays", [False, True], ids=["it moves", "its move fails"])
+def test_a_client_that_moves_is_told_of_a_request_that_finds_nobody_meanwhile(moving, stays):
+    """The request is read when the old shard has no subscription of the asker any more, or just before."""
+    mesh = moving.mesh
+    asker, responder = mesh.clients[0], mesh.clients[5]
+    asker.feed(NO_RESPONDERS + b"SUB inbox 9\r\n")
+    responder.feed(b"SUB a 1\r\nUNSUB 1 1\r\n")
+    mesh.settle()
+    asker.feed(b"PUB a 0\r\n\r\nPUB a inbox 1\r\n2\r\n")
+    moving.begin(asker)
+    if stays:
+        moving.hosts[OLD].probe.moves.stop()
+    else:
+        mesh.carry_all(*UNTIL_ALL_HAVE_ANSWERED, (NEW, OLD), (NEW, THIRD), (THIRD, OLD))
+        assert not asker.connection.subscriptions, "all have marked"
+    mesh.settle()
+    moving.deliver()
+    assert asker.engine is mesh.engines[OLD if stays else NEW]
+    asker.feed(b"PING\r\n")
+    mesh.settle()
+    assert asker.take() == b"HMSG inbox 9 16 16\r\nNATS/1.0 503\r\n\r\n\r\nPONG\r\n"
 
 
 @pytest.mark.parametrize("ends", [False, True])

@@ -25,7 +25,10 @@ FRAMES = [
     (b"QACK 17\r\n", {"op": "QUEUE_ACK", "id": 17}),
     (b"QNAK 17\r\n", {"op": "QUEUE_NAK", "id": 17}),
     (b"QASK 17\r\n", {"op": "ASK", "id": 17}),
-    (b"NONE $G a.b r\r\n", {"op": "NONE", "account": b"$G", "subject": b"a.b", "queues": [], "reply": b"r"}),
+    (
+        b"NONE 7 $G a.b r\r\n",
+        {"op": "NONE", "id": 7, "account": b"$G", "subject": b"a.b", "queues": [], "reply": b"r"},
+    ),
     (
         b"QEND 17 $G a.* q\r\n",
         {"op": "QUEUE_END", "id": 17, "account": b"$G", "subject": b"a.*", "queues": [b"q"]},
@@ -149,8 +152,9 @@ BAD = [
     b"QNAK x\r\n",
     b"QASK\r\n",
     b"QASK x\r\n",
-    b"NONE $G a\r\n",
-    b"NONE $G a r r\r\n",
+    b"NONE 7 $G a\r\n",
+    b"NONE 7 $G a r r\r\n",
+    b"NONE x $G a r\r\n",
     b"QEND 1 $G a\r\n",
     b"QEND x $G a q\r\n",
     b"QEND 1 $G a q 1\r\n",

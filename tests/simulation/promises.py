@@ -474,42 +474,40 @@ def is_excused_by_a_stale_choice(
 
 
 def check_no_responders(history: History, reach: Reach) -> None:
-    """503 where everybody knew that nobody wants it; none where somebody was there for all to know."""
+    """A request is answered or told 503: 503 where nobody got it, before its PONG, and none where somebody did."""
     message = reach.message
     if message.is_denied or message.is_only or not message.hears_nobody:
         assert message.nobody_at == NEVER, f"{message}: it was not published, or its publisher did not want to know"
         return
-    # Siblings are told of interest, not whose it is: a third account's stream import there counts as interest, too.
-    views = reach.tenants.views(message.account, message.subject, message.chosen)
-    is_sure = not any(reach.tenants.is_a_stream(view) for view in views if view.is_across)
-    if message.crosses_reload or not all(view.is_sure for view in views):
-        return
-    for sub, _, subject in reach.hits.values():
-        if history.may_be_kept_out(sub, subject, message.at, message.acked_at):
-            is_sure = False  # siblings are told of interest, not of permissions
-        elif sub.must_have(message):
-            assert message.nobody_at == NEVER, f"{message}: told that nobody responds, and {sub} was there"
     subs = [sub for sub, _, _ in reach.hits.values()]
-    if (
-        is_sure
-        and all(sub.is_over_for(message) or is_really_over(sub, message) for sub in subs)
-        and message.acked_at != NEVER
-        and message.client not in history.moved
-        and not message.is_echoless
-        # (of these no shard says NONE)
-        and not message.is_traced
-        and not any(view.is_across for _, view, _ in reach.hits.values())
-    ):
-        assert message.nobody_at <= message.acked_at, f"{message}: everybody had gone, and it was not told"
-    if is_sure and all(sub.is_over_for(message) for sub, _, _ in reach.hits.values()) and not message.is_orphaned:
-        assert message.nobody_at != NEVER, f"{message}: everybody knew that nobody responds, and it was not told"
+    for sub in subs:
+        if message.number in sub.got or (sub.must_have(message) and not is_kept_out_of(history, reach, sub)):
+            assert message.nobody_at == NEVER, f"{message}: told that nobody responds, and {sub} was there"
+    if message.crosses_reload or not message.is_promised or message.may_be_lost:
+        return
+    if any(message.number in sub.got or may_have_lost(sub, message) for sub in subs):
+        return
+    if message.acked_at != NEVER:
+        assert message.nobody_at <= message.acked_at, f"{message}: nobody got it, and its publisher was not told"
+    assert message.nobody_at != NEVER, f"{message}: nobody got it, and its publisher was never told"
 
 
-def is_really_over(sub: Subscription, message: Message) -> bool:
-    """Whether its shard, which lives, knew that it wants nothing: a member of a group, because it has had its max."""
-    has_stayed = sub.gone_at == NEVER and sub.shard_died_at == NEVER
-    lingers = bool(sub.queue) and (len(sub.got) < sub.most or message.number in sub.got)
-    return has_stayed and sub.left_at < message.at and not sub.is_outside and not lingers
+def is_kept_out_of(history: History, reach: Reach, sub: Subscription) -> bool:
+    """Whether permissions may exclude the subject, or it is not sure that the message came to the account."""
+    _, view, subject = reach.hits[sub.sid]
+    message = reach.message
+    return not view.is_sure or message.crosses_reload or history.may_be_kept_out(sub, subject, message.at, message.acked_at)
+
+
+def may_have_lost(sub: Subscription, message: Message) -> bool:
+    """Whether it may have been sent the message, which was lost then: with its connection, its shard or its server."""
+    if sub.is_over_for(message):
+        return False
+    if sub.is_outside:
+        return True
+    if message.at <= sub.gone_at <= message.acked_at:
+        return True
+    return sub.shard_died_at <= message.acked_at and message.at <= sub.death_known_at
 
 
 def check_answers(history: History, request: Message, answers: list[Message]) -> None:

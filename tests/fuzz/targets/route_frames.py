@@ -21,7 +21,7 @@ WORDS += [
     b"RS+ $G ",
     b"RS- $G ",
     b"SLOW $G ",
-    b"NONE $G a ",
+    b"NONE 7 $G a ",
     b"| ",
     b"+ ",
 ]
