@@ -10,6 +10,8 @@ instructions for each frame of a request that nobody here got.
 from cpython.ref cimport PyObject, Py_INCREF, Py_XDECREF
 from libc.stdlib cimport free, malloc
 
+from gnatswarm.broker.word cimport unlikely
+
 
 cdef enum:
     FIRST_ROOM = 64
@@ -18,6 +20,7 @@ cdef enum:
     MANY_BYTES = 1048576
     # 6 MB for each link: more than it has pending, and on its way, before publishers are held.
     MOST_FRAMES = 262144
+    MOST_BYTES = 16777216
 
 
 cdef class Request:
@@ -31,6 +34,12 @@ cdef class Asked:
         cdef int shard
         for shard in range(MOST_SHARDS):
             self.forget(shard)
+
+    @property
+    def n_kept(self) -> int:
+        """Frames that are kept, of all links."""
+        cdef int shard
+        return sum([self.frames[shard].count for shard in range(MOST_SHARDS)])
 
     cdef bint note(self, int shard, uint64_t number, uint64_t cid, Request request) noexcept:
         cdef AskedFrames *frames = &self.frames[shard]
@@ -46,6 +55,8 @@ cdef class Asked:
             Py_INCREF(request)
             frame.request = <PyObject *>request
             frames.text_bytes += text_bytes(request)
+        while unlikely(frames.text_bytes > MOST_BYTES):
+            self.drop_first(frames)
         return frames.count >= MANY_FRAMES or frames.text_bytes >= MANY_BYTES
 
     cdef bint grow(self, AskedFrames *frames) noexcept:

@@ -748,8 +748,7 @@ cdef class ClientConnection(Peer):
             outcome = self.fanout.deliver(self.sublist, entry, message, &self.out)
         self.in_msgs += message.count
         self.in_bytes += <uint64_t>message.count * message.size
-        note_outcome(self, entry, message, outcome,
-                     self.fanout.before if unlikely(entry.n_choices != 0) and self.fanout.is_split else NULL)
+        note_outcome(self, entry, message, outcome, NULL)
         return 0
 
     cdef void wait_if_it_feeds_the_slow(self) noexcept:
@@ -780,6 +779,8 @@ cdef class ClientConnection(Peer):
         cdef int shard = 0
         if (shards >> GATEWAY_NUMBER) & 1:
             return 0
+        if before == NULL and entry.n_choices and self.fanout.is_split:
+            before = self.fanout.before
         while rest:
             if rest & 1:
                 link = self.fanout.links[shard]

@@ -165,6 +165,11 @@ cdef class Fanout:
         free(self.scratch)
         outbox_release(self.box)
 
+    @property
+    def n_asked(self) -> int:
+        """Frames of requests of which siblings have neither said that nobody got them nor that they have arrived."""
+        return self.asked.n_kept
+
     cdef void note_numbers(self, uint64_t *numbers) noexcept:
         cdef int shard
         for shard in range(MOST_SHARDS):

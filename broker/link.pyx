@@ -310,7 +310,7 @@ cdef class SiblingLink(OriginLink):
         cdef Outcome outcome
         cdef bint is_reply, plainly = op.kind == ROUTE_MSG
         cdef int queue, n_nobody = 0
-        cdef uint64_t number
+        cdef uint64_t number, last_id
         cdef list pending = None
         cdef Fate fate
         cdef Token shown = Token(NULL, 0)
@@ -367,8 +367,12 @@ cdef class SiblingLink(OriginLink):
         self.in_bytes += op.size
         number = self.in_msgs
         no_outcome(&outcome)
-        if unlikely(is_reply) and self.is_for_us(op.subject):   # (requests were handled where they were published)
+        if unlikely(is_reply) and not self.is_for_us(op.subject):
+            is_reply = False
+        elif unlikely(is_reply):   # (requests were handled where they were published)
+            last_id = self.reroutes.last_id
             self.reroutes.answer(self, sublist, op.subject, entry, &message, &outcome)
+            is_reply = outcome.touched != 0 or self.reroutes.last_id != last_id   # it goes on, or waits
             entry = sublist.find(op.subject.at, op.subject.size,
                                  hash_bytes(op.subject.at, op.subject.size, sublist.seed))
             if entry == NULL:

@@ -243,7 +243,7 @@ def test_a_truncated_record_is_refused(size):
 def test_a_record_of_another_version_is_refused():
     data = records.encoded(a_record())
     with pytest.raises(RecordRefused, match="of version 7; this broker understands version 6"):
-        records.decoded(b"\0\6" + data[2:])
+        records.decoded(b"\0\7" + data[2:])
 
 
 def test_an_oversized_record_is_refused_unseen(monkeypatch):

@@ -333,16 +333,39 @@ def test_none_of_the_same_request_that_went_elsewhere_is_not_for_this_one(
 
 
 def test_every_request_of_many_that_are_on_their_way_is_told(make: Callable[..., Mesh]) -> None:
-    """Requests that nobody acknowledges are not forgotten, however many; the link is asked to acknowledge them."""
+    """Requests that are not acknowledged are not forgotten, however many; the link is asked to acknowledge them."""
     mesh = make()
-    asker = asker_of(mesh)
+    asker, kept = asker_of(mesh), mesh.engines[0].probe.fanout
     denied = denied_at(mesh, 1)
     mesh.settle()
     for n in range(3000):
         asker.feed(b"PUB x.%b inbox 4\r\n%04d\r\n" % (b"no" if n % 3 else b"ok", n))
+    assert kept.n_asked == 3000
     mesh.settle()
     assert asker.take() == 2000 * NOBODY
     assert len(denied.messages()) == 1000
+    for n in range(3000):
+        asker.feed(b"PUB x.no inbox 4\r\n%04d\r\n" % n)
+        mesh.settle()
+        assert kept.n_asked < 1024 or n == 0
+    assert asker.take() == 3000 * NOBODY
+    asker.feed(b"PING\r\n")
+    mesh.settle()
+    assert kept.n_asked == 0
+
+
+def test_what_is_kept_of_requests_to_other_accounts_is_bounded_by_their_size(make: Callable[..., Mesh]) -> None:
+    mesh = make()
+    with_services(mesh)
+    of_account(mesh, 1, b"A", b"SUB s.* 1\r\n")
+    asker, kept = of_account(mesh, 0, b"B", b""), mesh.engines[0].probe.fanout
+    for n in range(1000):
+        asker.feed(b"PUB s.%s inbox 2\r\n%02d\r\n" % (3000 * b"x", n % 100))
+        mesh.settle()
+        assert kept.n_asked < 400
+    mesh.break_link(0, 1)
+    assert kept.n_asked == 0, "and not longer than their link is there"
+    mesh.settle()
 
 
 def test_a_request_of_who_wants_no_echo_that_is_repeated_word_for_word(make: Callable[..., Mesh]) -> None:
@@ -459,3 +482,18 @@ def test_a_traced_request_is_nobodys_where_each_frame_finds_nobody(
     mesh.settle()
     assert asker.take() == (b"" if served else NOBODY) + b"PONG\r\n"
     assert sum(frame.is_message for frame in frames(responder.take())) == 3 + (served != b"")
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_an_answer_that_asks_back_is_told_where_its_asker_has_gone(make: Callable[..., Mesh], *, is_there: bool) -> None:
+    mesh = make(3)
+    with_services(mesh)
+    responder = of_account(mesh, 1, b"A", b"SUB s.1 1\r\nSUB inbox 9\r\n")
+    asker = of_account(mesh, 0, b"B", b"SUB inbox 9\r\nPUB s.1 inbox 1\r\n1\r\n")
+    (request,) = [frame for frame in frames(responder.take()) if frame.is_message]
+    if not is_there:
+        asker.feed(b"UNSUB 9\r\n")
+    responder.feed(b"PUB %b inbox 1\r\n2\r\nPING\r\n" % request.reply)
+    mesh.settle()
+    assert responder.take() == (b"" if is_there else NOBODY) + b"PONG\r\n"
+    assert len(asker.messages()) == is_there

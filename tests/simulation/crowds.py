@@ -7,12 +7,14 @@ here: who is closed (world), reloads of limits.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gnatswarm.broker.errors import MaximumAccountConnectionsExceeded
 from gnatswarm.shards.boundary.page import Page
 from gnatswarm.shards.clients.account_census import AccountCensus
+from tests.simulation.schedule import MOST_SHARDS_HERE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -57,12 +59,19 @@ class Crowd:
         self._clients[client] = counted
         return ""
 
-    def may_come(self, accounts: Iterable[str], account: str) -> str:
-        """The same, from who is there now."""
-        there = list(accounts)
-        if len(there) >= self.most:
-            return "broker"
-        return "account" if account == self.account and there.count(account) >= self.most_of_account else ""
+    def may_come(self, accounts: Iterable[str], account: str, counted_still: Iterable[str]) -> set[str]:
+        """What that may be, from who is there; of the others any number may still be counted."""
+        there, lost = list(accounts), list(counted_still)
+        of_account = lost.count(self.account)
+        return {
+            "broker"
+            if len(there) + mine + others >= self.most
+            else "account"
+            if account == self.account and there.count(account) + mine >= self.most_of_account
+            else ""
+            for mine in range(of_account + 1)
+            for others in range(len(lost) - of_account + 1)
+        }
 
     def go(self, client: int, shard: int) -> None:
         """Its shard has closed it."""
@@ -76,9 +85,7 @@ class Crowd:
     def pass_on(self, client: int, shard: int) -> None:
         """Its old shard has handed it over."""
         self._page.pass_connection(shard)
-        self._clients[client].counted_at, counted = -1, self._clients[client].counted_at
-        if counted >= 0:
-            self._page.pass_to_account(shard, counted)
+        self._census_of(shard).pass_on(self._clients[client])
 
     def take(self, client: int, shard: int) -> None:
         """It has arrived."""
@@ -104,9 +111,16 @@ class Crowd:
         """The router looks from time to time."""
         self._page.settle_connections()
 
-    def check(self, accounts: Iterable[str]) -> None:
-        """Everything has arrived, and the router has looked: all are counted once."""
-        there = list(accounts)
+    def check(self, clients: Iterable[tuple[int, str]]) -> None:
+        """Everything has arrived, and the router has looked: all are counted once, where they are. `clients`: the shard
+        and the account of each."""
+        shards, there = Counter[int](), []
+        for shard, account in clients:
+            shards[shard] += 1
+            there.append(account)
+        for shard in range(MOST_SHARDS_HERE):
+            counted = self._page.snapshot(shard)["connections"]
+            assert counted == shards[shard], f"{counted} connections of shard {shard}, not {shards[shard]}"
         assert self._page.connections == len(there), f"{self._page.connections} connections, not {len(there)}"
         counted = self._page.account_connections(self._place)
         assert counted == there.count(self.account), f"{counted} connections of {self.account}, not {there}"

@@ -146,10 +146,32 @@ def found_reaches(history: History) -> list[Reach]:
                 else:
                     reach.plain.append((sub, view, subject))
         found_reach = Reach(message, reach.tenants, reach.hits, reach.plain, reach.groups)
+        if message.is_of_leaf and len(message.near) > 1:
+            found_reach = with_near(history, found_reach)
         if message.is_echoless:
             found_reach = without(found_reach, message.client)
         reaches.append(found_reach)
     return reaches
+
+
+def with_near(history: History, reach: Reach) -> Reach:
+    """The same with those whom a leaf node's message reached without us, as it was published: no mapping was applied."""
+    message = reach.message
+    if reach.tenants.mapped(message.account, message.subject) == (message.subject,):
+        return reach
+    view = View(message.account, message.subject, is_across=False, is_sure=False)
+    more = {
+        sub.sid: (sub, view, message.subject)
+        for sub in history.subscriptions
+        if sub.client in message.near and sub.sid not in reach.hits and sub.account == message.account
+        if matches(sub.pattern, message.subject)
+    }
+    groups = {name: list(members) for name, members in reach.groups.items()}
+    for sub, _, _ in more.values():
+        if sub.queue:
+            groups.setdefault((view.account, sub.queue), []).append(sub)
+    plain = [hit for hit in more.values() if not hit[0].queue]
+    return Reach(message, reach.tenants, reach.hits | more, reach.plain + plain, groups)
 
 
 def without(reach: Reach, client: int) -> Reach:
@@ -483,7 +505,7 @@ def check_no_responders(history: History, reach: Reach) -> None:
     for sub in subs:
         if message.number in sub.got or (sub.must_have(message) and not is_kept_out_of(history, reach, sub)):
             assert message.nobody_at == NEVER, f"{message}: told that nobody responds, and {sub} was there"
-    if message.crosses_reload or not message.is_promised or message.may_be_lost:
+    if message.crosses_reload or not message.is_promised or message.is_lost_on_its_way:
         return
     if any(message.number in sub.got or may_have_lost(sub, message) for sub in subs):
         return

@@ -241,7 +241,9 @@ class World:
         self.rights_of: dict[str, int] = {}  # of users that do not have those of their number any more, by name
         self.variant = 0  # of the last reload
         self.is_renewing = False  # since the last reload of imports not everything has arrived
-        self.may_be_lost = False  # the router has not looked since a client was lost on its way, or a shard died
+        # Accounts of clients that may still be counted: they were lost on their way, or with their shard, and the router
+        # has not looked since.
+        self.counted_still: list[str] = []
         each = 1 if is_narrow and schedule.seed % 2 else 2
         self.crowd: Crowd | None = None
         if schedule.has(LIMITED):
@@ -392,11 +394,10 @@ class World:
         """Count a client that comes, if there are not too many: those whose shard's death nobody knows count, too."""
         self.swarm.turn()
         self.look()
-        expected = crowd.may_come((one.account for one in self.people if not one.is_gone), account)
+        there = [one.account for one in self.people if not one.is_gone]
+        possible = crowd.may_come(there, account, self.counted_still)
         refused = crowd.come(number, account, process.number)
-        assert refused or not expected, f"client {number} comes, and the {expected} has enough"
-        is_in_doubt = self.may_be_lost or not self.swarm.is_whole
-        assert refused == expected or is_in_doubt, f"client {number}: the {refused} has enough, and not the {expected}"
+        assert refused in possible, f"client {number} is refused by {refused or 'nobody'}, and not by {possible}"
         if refused:
             self.seen[f"the {refused} has enough clients"] += 1
         return not refused
@@ -710,7 +711,6 @@ class World:
         self.count(process)
         self.look()
         self.ended += not process.has_left
-        self.may_be_lost = True
         self.dying.append(process)
         for prefix, keepers in self.keepers.items():
             if process in keepers and (process.left_due or not process.has_left):
@@ -721,6 +721,7 @@ class World:
                     if sub.client == person.number:
                         sub.shard_died_at = min(sub.shard_died_at, self.now)
             if person.process is process and not person.is_gone:
+                self.counted_still.append(person.account)
                 self.go(person)
 
     def lose_requests(self, prefix: bytes) -> None:
@@ -921,8 +922,8 @@ class World:
         """Everything has arrived, and the router looks: each client is counted, once."""
         if self.crowd is not None:
             self.crowd.settle()
-            self.may_be_lost = False
-            self.crowd.check(one.account for one in self.people if not one.is_gone)
+            self.counted_still.clear()
+            self.crowd.check((one.process.number, one.account) for one in self.people if not one.is_gone)
 
     def note_settled(self) -> None:
         """Everything has arrived and everybody is linked: what goes to other servers and comes from them is checked."""
@@ -2204,7 +2205,7 @@ class World:
         assert self.seen["link break"] or self.ended, f"client {person.number} is lost because it moved"
         if self.crowd is not None:
             self.crowd.doubt()
-            self.may_be_lost = True
+            self.counted_still.append(person.account)
         self.seen["move closed"] += 1
         if not person.is_gone:
             self.go(person)
