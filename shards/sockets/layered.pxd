@@ -36,9 +36,15 @@ cdef class LayeredSocket(Socket):
     cdef Stage stage
     cdef size_t opening_bytes  # read before the protocol began
     cdef size_t fed            # bytes of frames that the peer was given in this turn
+    # Where in a TLS record the wire is: bytes of its header, and what is left of it. Of the size only, if that is begun.
+    cdef int header_at
+    cdef Py_ssize_t record_left
+    cdef int records_read      # that had data, since they were counted last
+    cdef int idle_records      # that had none, in this turn
 
     cdef int thaw(self, gate, frozen) except -1
     cdef int take(self, const uint8_t *data, Py_ssize_t size) except -1
+    cdef Py_ssize_t cut(self, const uint8_t *data, Py_ssize_t size, int *records) noexcept
     cdef int take_kept(self) except -1
     cdef int take_prologue(self, bytes data) except -1
     cdef int refuse_prologue(self, str why) except -1
