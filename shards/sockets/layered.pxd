@@ -36,7 +36,7 @@ cdef class LayeredSocket(Socket):
     cdef Stage stage
     cdef size_t opening_bytes  # read before the protocol began
     cdef size_t fed            # bytes of frames that the peer was given in this turn
-    # Where in a TLS record the wire is: bytes of its header, and what is left of it; of the size only, if that has begun.
+    # Where in a TLS record the wire is: bytes of its header, and what is left of it (of the size alone, while it comes)
     cdef int header_at
     cdef Py_ssize_t record_left
     cdef int records_read      # that had data, since they were counted last
