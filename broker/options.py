@@ -105,7 +105,7 @@ class Stats(_Discreet, frozen=True, forbid_unknown_fields=True):
     max_bytes: int = 1073741824  # the oldest files are removed while their total is over this; 0: no limit
 
 
-class Permissions(_Discreet, frozen=True, forbid_unknown_fields=True):
+class Permissions(_Discreet, frozen=True, forbid_unknown_fields=True, gc=False):
     """What a user may do. A rule is a subject with wildcards; for subscriptions it may name a queue: "jobs workers"."""
 
     publish_allow: tuple[str, ...] | None = None  # the user may publish to these subjects only; None: to all
@@ -116,7 +116,7 @@ class Permissions(_Discreet, frozen=True, forbid_unknown_fields=True):
     responses_expire_s: float = 120.0  # how long after that message; 0 or less: no limit
 
 
-class PublishLimits(_Discreet, frozen=True, forbid_unknown_fields=True):
+class PublishLimits(_Discreet, frozen=True, forbid_unknown_fields=True, gc=False):
     """How fast clients may publish: those of a user together, or those of an account, on all shards."""
 
     messages: int = 0  # per second; 0: no limit
@@ -131,7 +131,7 @@ WEBSOCKET = "WEBSOCKET"
 CONNECTION_TYPES = (STANDARD, WEBSOCKET, "LEAFNODE", "LEAFNODE_WS", "MQTT", "MQTT_WS", "IN_PROCESS")
 
 
-class User(_Discreet, frozen=True, forbid_unknown_fields=True):
+class User(_Discreet, frozen=True, forbid_unknown_fields=True, gc=False):
     """A user: with a name and a password, plain or hashed by bcrypt, or with an nkey."""
 
     name: str = ""  # "": a user with an nkey

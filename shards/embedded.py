@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from gnatswarm.broker.access.user_index import UserIndex
 from gnatswarm.shards.boundary.page import Page
 from gnatswarm.shards.descriptor_headroom import DescriptorHeadroom
 
@@ -90,7 +91,8 @@ class EmbeddedShard:
     def reload(self, options: Options) -> None:
         """Apply new options; those that cannot change at run time must have their old values."""
         done = threading.Event()
-        self._thread.call(lambda: self._live().reload(options, done.set))
+        users = UserIndex(options.users)
+        self._thread.call(lambda: self._live().reload(options, done.set, users=users))
         done.wait(CALL_DEADLINE_S)
 
     def disconnect(self, first_cid: int) -> int:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from gnatswarm.broker.access.auth import Authenticator, for_websocket
+from gnatswarm.broker.access.user_index import UserIndex
 from gnatswarm.broker.advisory import ServerIdentity
 from gnatswarm.broker.errors import CloseReason
 from gnatswarm.broker.fanout import Fanout
@@ -97,6 +98,7 @@ class Shard:
         self._address = host, port
         self._websocket_port = websocket_port
         self._options = options
+        self._users = UserIndex(options.users)
         self._news = ClusterNews(cluster_name(options.cluster.name, server_id)) if options.cluster.port else None
         self.fanout = Fanout(prefers_local=options.sharding.prefer_local)
         self.mesh = Mesh(self.fanout, number)
@@ -136,6 +138,7 @@ class Shard:
         self.clients = Clients(
             shard=number,
             options=options,
+            users=self._users,
             info=self._info_template(options),
             reactor=self.reactor,
             fanout=self.fanout,
@@ -228,18 +231,21 @@ class Shard:
             "other_websocket_urls": news.websocket_urls,
         }
 
-    def reload(self, options: Options, on_done: Callable[[], None] | None = None) -> None:
+    def reload(
+        self, options: Options, on_done: Callable[[], None] | None = None, *, users: UserIndex | None = None
+    ) -> None:
         """Apply new options; those that cannot change at run time must have their old values.
 
-        on_done() is called when they hold for all clients that there are.
+        on_done() is called when they hold for all clients that there are. `users`: theirs, if they are known already.
         """
         self._options = options
+        self._users = users if users is not None else UserIndex(options.users)
         self._deadlines.set_limits(options.limits, options.websocket, options.leafnodes, options.cluster)
         self._lookout.set_interval(_shortest_ping_interval_s(options))
         self.reactor.is_tracing = options.logging.trace
         self.fanout.prefer_local(options.sharding.prefer_local)
         listeners = self.imports_exports.configure(options)
-        self.clients.reload(options, self._info_template(options), listeners, on_done)
+        self.clients.reload(options, self._users, self._info_template(options), listeners, on_done)
         self.system.configure(options)
         if self._news is None:
             self.imports_exports.set_cluster(self._cluster_name)
@@ -277,9 +283,9 @@ class Shard:
             shard=self._number,
             headers=options.headers,
             max_payload_bytes=options.limits.max_payload_bytes,
-            auth_required=Authenticator(options).anonymous() is None,
+            auth_required=Authenticator(options, users=self._users).anonymous() is None,
             websocket_address=websocket_address,
-            websocket_auth_required=Authenticator(for_websocket(options)).anonymous() is None,
+            websocket_auth_required=Authenticator(for_websocket(options), users=self._users).anonymous() is None,
             tls_required=options.tls.is_on and not options.allow_non_tls,
             tls_available=options.tls.is_on and options.allow_non_tls,
             tls_verify=options.tls.is_on and options.tls.asks_for_certificate,

@@ -17,6 +17,7 @@ import socket
 import sys
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import uvloop
 
 from gnatswarm.broker.errors import CloseReason
@@ -27,6 +28,7 @@ from gnatswarm.shards.boundary.parentage import die_with_parent
 from gnatswarm.shards.clients.departure import QUIET_S, Departure
 from gnatswarm.shards.descriptor_headroom import DescriptorHeadroom
 from gnatswarm.shards.descriptors import make_room
+from gnatswarm.shards.incoming_options import IncomingOptions
 from gnatswarm.shards.links.link_sockets import LinkSockets
 from gnatswarm.shards.links.links import LINK_VERSION, Hello, Links
 from gnatswarm.shards.monitoring.snapshots import Snapshots
@@ -41,6 +43,7 @@ from gnatswarm.shards.statistics.recorder import Recorder
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from gnatswarm.broker.access.user_index import UserIndex
     from gnatswarm.broker.link import SiblingLink
     from gnatswarm.broker.options import Logging, Options
     from gnatswarm.shards.boundary.control import ControlMessage
@@ -109,6 +112,7 @@ class Worker:
         self._has_drained = False
         self._leaves_at_s = 0.0  # by the loop's clock; 0: was not told to leave
         self._generation = 0  # of the options
+        self._incoming: IncomingOptions | None = None  # None before Boot
         self._boot: control.Boot | None = None
         self._logging: Logging | None = None  # as the log is configured; None: it is not
         self._reserve: Reserve | None = None  # descriptors that clients cannot take; None before Boot
@@ -132,7 +136,10 @@ class Worker:
     def _on_message(self, message: ControlMessage) -> None:
         if self._is_relay:
             self._on_message_to_relay(message)
-            return
+        elif self._incoming is None or not self._incoming.take(message):
+            self._on_other_message(message)
+
+    def _on_other_message(self, message: ControlMessage) -> None:
         match message:
             case control.Boot():
                 try:
@@ -183,12 +190,6 @@ class Worker:
                 self._leaves_at_s = self._leaves_at_s or self._loop.time() + grace_s + duration_s
                 self._shard.stop_listening()
                 self._leave(grace_s, duration_s, quiet_s=0.0)
-            case control.Reload(options, generation):
-                with self._reserved():
-                    self._reload(options, lambda: self._channel.send(control.Reloaded(generation)))
-                self._generation = generation
-                if self._placing is not None:
-                    self._placing.configure(options.placement, generation)
             case control.ReopenLog():
                 self._reopen_log()
             case control.Disconnect(first_cid):
@@ -230,6 +231,8 @@ class Worker:
             sock.close()
             return
         self._channel.read_to_end()
+        if self._incoming is not None:
+            self._incoming.on_new_router()
         self._channel.close_silently()
         self._channel = control.Channel(sock, control.ToShard, self._on_message, self._on_control_closed)
         if self._is_relay:
@@ -270,6 +273,8 @@ class Worker:
         if not self.done.done():
             if self._recorder is not None:
                 self._recorder.close()
+            if self._incoming is not None:
+                self._incoming.close()
             self._channel.close_silently()
             self.done.set_result(code)
 
@@ -287,7 +292,9 @@ class Worker:
             return
         _die_with(boot.keeper_pid)
         self._generation = boot.generation
-        self._boot = boot
+        # (not those users: they would stay here)
+        self._boot = msgspec.structs.replace(boot, options=msgspec.structs.replace(boot.options, users=()))
+        self._incoming = IncomingOptions(self._loop, self._apply, self._on_message, boot.options.users)
         self._configure_logs(boot.options.logging)
         make_room(boot.options.limits.max_connections, boot.page_fd)
         self._page = page = Page.attach(boot.page_fd)
@@ -533,15 +540,21 @@ class Worker:
             logs.configure(options, process_label=_label(self._boot))
             self._logging = options
 
-    def _reload(self, options: Options, on_done: Callable[[], None]) -> None:
-        assert self._boot is not None
+    def _apply(self, options: Options, users: UserIndex, generation: int) -> None:
+        with self._reserved():
+            self._reload(options, users, lambda: self._channel.send(control.Reloaded(generation)))
+        self._generation = generation
+        if self._placing is not None:
+            self._placing.configure(options.placement, generation)
+
+    def _reload(self, options: Options, users: UserIndex, on_done: Callable[[], None]) -> None:
         try:
             self._configure_logs(options.logging)
         except OSError as error:  # the router could; the next reload tries again
             logger.error("Reload: logging stays as it was: %s", logs.failure(options.logging, error))
-        self._shard.reload(options, on_done)
+        self._shard.reload(options, on_done, users=users)
         if self._gateway is not None:
-            self._gateway.reload(options)
+            self._gateway.reload(options, users)
 
     def _move_away(self, to: dict[int, int], within_s: float) -> None:
         if self._departures is None or not self._departures.begin(to, within_s, self._on_moved, patience_s=PATIENCE_S):
@@ -628,6 +641,8 @@ class Worker:
             self._handoff.close()
         self._shard.close()
         self._is_relay = True
+        assert self._incoming is not None
+        self._incoming.close()
         logs.configure(self._boot.options.logging, process_label=f"relay {os.getpid()}")
         logger.info("No shard any more: encrypting for %d clients that have moved", self._relay.clients)
         alone_at_s = self._relay_ends_at_s + ROUTER_LATE_S

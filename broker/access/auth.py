@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from gnatswarm.broker.access.nkey import is_signed_by, user_key
-from gnatswarm.broker.access.password_hash import is_good_hash, is_hashed
+from gnatswarm.broker.access.nkey import is_signed_by
+from gnatswarm.broker.access.password_hash import is_hashed
+from gnatswarm.broker.access.user_index import UserIndex
 from gnatswarm.broker.errors import AuthorizationViolation
 from gnatswarm.broker.options import GLOBAL_ACCOUNT, STANDARD, Permissions, User
 
@@ -121,22 +122,20 @@ class Verdicts:
 class Authenticator:
     """The log-in rules of one port: no authentication, one token, one user, or several users."""
 
-    def __init__(self, options: Options, verdicts: Verdicts | None = None) -> None:
+    def __init__(self, options: Options, verdicts: Verdicts | None = None, *, users: UserIndex | None = None) -> None:
+        """`users`: those of the options, if they are known already; shared, and not changed."""
         self._verdicts = verdicts if verdicts is not None else Verdicts()
         self._token = options.auth_token
-        self._users = {user.name: user for user in options.users if user.name}
-        self._nkeys = {user.nkey: user for user in options.users if user.nkey}
-        if options.auth_user:
-            self._users[options.auth_user] = User(options.auth_user, options.auth_password)
-        self._keys = {text: user_key(text) for text in self._nkeys}
+        if options.auth_user:  # (and there are no others)
+            users = UserIndex([User(options.auth_user, options.auth_password)])
+        elif users is None:
+            users = UserIndex(options.users)
+        self._users, self._nkeys, self._keys = users.names, users.nkeys, users.keys
         self.is_required = bool(self._token or self._users or self._nkeys)
         # INFO has a nonce only where users with nkeys could sign it.
         self.wants_nonce = bool(self._nkeys)
-        by_name = self._users | self._nkeys  # as in nats-server 2.10, a user with an nkey may be meant
-        self._nobody = by_name.get(options.no_auth_user) if options.no_auth_user else None
-        hashes = [user.password for user in self._users.values() if is_hashed(user.password)]
-        cost = max((int(hashed[4:6]) for hashed in hashes if is_good_hash(hashed)), default=0)
-        self._nobodys_hash = _NOBODYS_HASH.format(cost) if cost else ""
+        self._nobody = users.find(options.no_auth_user) if options.no_auth_user else None
+        self._nobodys_hash = _NOBODYS_HASH.format(users.cost) if users.cost else ""
 
     def anonymous(self, kind: str = STANDARD) -> Identity | None:
         """The identity of a client that has sent no CONNECT; None: it must log in first."""

@@ -278,7 +278,10 @@ class SupervisedBroker:
 
     def tell_all(self, message: ControlMessage) -> None:
         """Send this message to every shard that has a process, to the gateway, and to relays."""
-        encoded = encode(message)  # options may have megabytes
+        self.tell_all_encoded(encode(message))  # once: it may have megabytes
+
+    def tell_all_encoded(self, encoded: bytes) -> None:
+        """As tell_all(), for what `control.encode` has returned."""
         for shard in self.members:
             if shard.process is not None:
                 shard.process.send_encoded(encoded)

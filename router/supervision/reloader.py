@@ -14,7 +14,8 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -23,7 +24,7 @@ from gnatswarm.router.config.reload import diff, with_chosen_ports
 from gnatswarm.router.listening.listeners import ListenError
 from gnatswarm.router.supervision.operator_socket import ReloadAnswer
 from gnatswarm.shards.boundary import logs
-from gnatswarm.shards.boundary.control import Reload
+from gnatswarm.shards.boundary.control import encode, reload_of, users_in_parts
 
 if TYPE_CHECKING:
     from gnatswarm.broker.options import Options
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from gnatswarm.router.supervision.reload_echo import ReloadEcho
 
 log = logging.getLogger("gnatswarm.router")
+
+_Result = TypeVar("_Result")
 
 # From its being applied. Less than a command waits for its reply.
 CONFIRMED_WITHIN_S = 10.0
@@ -151,7 +154,7 @@ class Reloader:
         if why:
             return self._refused(why)
         try:
-            options = await _in_thread(self._reparse)
+            options, users = await _in_thread(partial(_read, self._reparse))
         except ConfigError as error:
             from gnatswarm.router.config.excerpt import with_lines
 
@@ -161,7 +164,7 @@ class Reloader:
             log.error("Failed to reload server configuration: %s", error)
             return ReloadOutcome(tuple(str(error).splitlines()) or (type(error).__name__,))
         why = self._objection()  # the broker has gone on meanwhile
-        return self._refused(why) if why else self._apply(options)
+        return self._refused(why) if why else self._apply(options, users)
 
     def _objection(self) -> str:
         """Why nothing is reloaded now; "": nothing stands against it."""
@@ -174,7 +177,7 @@ class Reloader:
         log.error("Reload refused, nothing was changed: %s", why.partition(":")[0])
         return ReloadOutcome((why,))
 
-    def _apply(self, options: Options) -> ReloadOutcome:
+    def _apply(self, options: Options, users: list[bytes]) -> ReloadOutcome:
         old = self._broker.options
         options = with_chosen_ports(old, options, self._broker.bound_ports())
         reloaded = diff(old, options)
@@ -205,7 +208,9 @@ class Reloader:
         self._on_reloaded()
         serving = {shard.number for shard in self._broker.members if shard.process is not None}
         self._echo.expect(serving, self._broker.generation, options.config_digest)
-        self._broker.tell_all(Reload(options, self._broker.generation))
+        for part in users:
+            self._broker.tell_all_encoded(part)
+        self._broker.tell_all(reload_of(options, self._broker.generation))
         if options.sharding.shards and options.sharding.shards != old.sharding.shards:
             before = self._broker.wanted
             problem = self._commands.scale(options.sharding.shards)
@@ -222,21 +227,27 @@ class Reloader:
         return ReloadOutcome(answer=ReloadAnswer(changes, tuple(problems)))
 
 
-async def _in_thread(read: Callable[[], Options]) -> Options:
+def _read(reparse: Callable[[], Options]) -> tuple[Options, list[bytes]]:
+    """The new options, and their users as all shards are told them."""
+    options = reparse()
+    return options, [encode(part) for part in users_in_parts(options.users)]
+
+
+async def _in_thread(read: Callable[[], _Result]) -> _Result:
     """What `read` returns or raises, in a thread that no end of the process waits for."""
     loop = asyncio.get_running_loop()
-    done: asyncio.Future[Options] = loop.create_future()
+    done: asyncio.Future[_Result] = loop.create_future()
 
-    def settle(options: Options | None, error: BaseException | None) -> None:
+    def settle(result: _Result | None, error: BaseException | None) -> None:
         if done.cancelled():
             return
-        if options is None:
+        if result is None:
             done.set_exception(error or RuntimeError("nothing was read"))
         else:
-            done.set_result(options)
+            done.set_result(result)
 
     def run() -> None:
-        found: tuple[Options | None, BaseException | None]
+        found: tuple[_Result | None, BaseException | None]
         # Reading makes many objects and little garbage, and all threads wait while the collector looks at them.
         gc.disable()
         try:

@@ -193,7 +193,9 @@ class Supervisor:
         if isinstance(message, control.Linked):
             shard.link_path = message.path
         elif isinstance(message, control.Resumed) and message.generation != self._broker.generation:
-            process.send(control.Reload(self._broker.options, self._broker.generation))
+            for part in control.users_in_parts(self._broker.options.users):
+                process.send(part)
+            process.send(control.reload_of(self._broker.options, self._broker.generation))
         if isinstance(message, control.ClusterNews):
             self._broker.cluster_news = message
             for one in self._broker.shards:

@@ -10,16 +10,16 @@ shard; `Framer` is the part without a socket.
 import socket
 import struct
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from gnatswarm.broker.options import Options
+from gnatswarm.broker.options import Options, User
 from gnatswarm.shards.boundary.rows import Query
 
 # Increased with every change of a message. Router and shards come from one installation; versions differ when that was
 # upgraded under a running broker. The shard then reports it and does not start.
-CONTROL_VERSION = 26
+CONTROL_VERSION = 27
 
 # The process that is connected to other servers has this number among the shards.
 GATEWAY_NUMBER = 63
@@ -31,6 +31,9 @@ MAX_FRAME_BYTES = 16 * 1024 * 1024
 MAX_PENDING_BYTES = 4 * MAX_FRAME_BYTES
 
 READ_BYTES = 64 * 1024
+
+# So many users are in one message. A shard serves clients between two of them: each takes it 2 to 4 ms.
+USERS_AT_ONCE = 1000
 
 _LENGTH = struct.Struct(">I")
 
@@ -129,10 +132,16 @@ class PartLink(ControlMessage, frozen=True):
     for_s: float  # 0: dial it again
 
 
-class Reload(ControlMessage, frozen=True):
-    """New options; those that cannot change at run time have their old values."""
+class ReloadUsers(ControlMessage, frozen=True):
+    """Some of the users of the Reload that follows. Nothing changes before that."""
 
-    options: Options
+    users: msgspec.Raw  # for decode_users()
+
+
+class Reload(ControlMessage, frozen=True):
+    """New options; those that cannot change at run time have their old values. They follow ReloadUsers."""
+
+    options: Options  # without users: those have come before
     generation: int = 0  # how often they were reloaded, this time included
 
 
@@ -361,6 +370,7 @@ ToShard = (
     | LinkedShards
     | ListenAnew
     | PartLink
+    | ReloadUsers
     | Reload
     | ReopenLog
     | Drain
@@ -400,6 +410,22 @@ ToRouter = (
 )
 
 _encoder = msgspec.msgpack.Encoder()
+
+
+def users_in_parts(users: Sequence[User]) -> Iterator[ReloadUsers]:
+    """What tells a shard of these users, before the Reload."""
+    for at in range(0, len(users), USERS_AT_ONCE):
+        yield ReloadUsers(msgspec.Raw(_encoder.encode(users[at : at + USERS_AT_ONCE])))
+
+
+def reload_of(options: Options, generation: int) -> Reload:
+    """The Reload that follows the parts with these options' users."""
+    return Reload(msgspec.structs.replace(options, users=()), generation)
+
+
+def decode_users(users: msgspec.Raw) -> list[User]:
+    """The users of one ReloadUsers."""
+    return msgspec.msgpack.decode(users, type=list[User])
 
 
 def encode(message: ControlMessage) -> bytes:

@@ -41,9 +41,10 @@ from gnatswarm.shards.clients.session import LOOKED_AT_ONCE, ClientSession
 from gnatswarm.shards.sockets.window import is_on_this_host
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Set
 
     from gnatswarm.broker.access.certificate_names import CertificateNames
+    from gnatswarm.broker.access.user_index import UserIndex
     from gnatswarm.broker.connection import Fence
     from gnatswarm.broker.fanout import Fanout
     from gnatswarm.broker.info import InfoTemplate
@@ -113,6 +114,7 @@ class Clients:
         *,
         shard: int,
         options: Options,
+        users: UserIndex,
         info: InfoTemplate,
         reactor: Reactor,
         fanout: Fanout,
@@ -137,7 +139,7 @@ class Clients:
         self._connected: dict[tuple[str, str], InfoTemplate] = {}  # INFO by kind and account
         self._verdicts = Verdicts()
         self.passwords = Passwords(self._verdicts)
-        self._set_authenticators(options)
+        self._set_authenticators(options, users)
         self.rights = Rights(options, mesh)
         self.allowances = Allowances(options, page)
         self.census = AccountCensus(page, shard)
@@ -206,8 +208,6 @@ class Clients:
         self.maps_certificates = frozenset(kind for kind, maps in mapped.items() if maps)
         mapped["websocket"] |= bool(leafnodes.port and leafnodes.tls.verify_and_map)
         self.keeps_names = frozenset(kind for kind, maps in mapped.items() if maps)
-        self.user_names = frozenset(user.name for user in options.users)
-        self.has_nkeys = any(user.nkey for user in options.users)
         gates: dict[str, Gate | None] = {"nats": None, "websocket": None}
         rules: dict[str, CertificateRule | None] = {"nats": None, "websocket": None}
         if options.tls.is_on or options.websocket.port or options.proxy_protocol:
@@ -225,10 +225,12 @@ class Clients:
         self._gates = gates
         self.certificate_rules = rules
 
-    def _set_authenticators(self, options: Options) -> None:
-        general = Authenticator(options, self._verdicts)
+    def _set_authenticators(self, options: Options, users: UserIndex) -> None:
+        self.user_names: Set[str] = users.names.keys()
+        self.has_nkeys = bool(users.nkeys)
+        general = Authenticator(options, self._verdicts, users=users)
         own = for_websocket(options)
-        of_websocket = general if own is options else Authenticator(own, self._verdicts)
+        of_websocket = general if own is options else Authenticator(own, self._verdicts, users=users)
         self.authenticators = {"nats": general, "websocket": of_websocket}
 
     def on_accept(self, fd: int, host: str, port: int) -> None:
@@ -738,12 +740,18 @@ class Clients:
         session.connection.send_info(template.line(session.connection.cid, session.host, session.nonce))
 
     def reload(
-        self, options: Options, info: InfoTemplate, listeners: set[str], on_done: Callable[[], None] | None = None
+        self,
+        options: Options,
+        users: UserIndex,
+        info: InfoTemplate,
+        listeners: set[str],
+        on_done: Callable[[], None] | None = None,
     ) -> None:
         """Apply new options: they hold at once for new clients, for all others when on_done() is called.
 
-        Those that could not log in any more are closed. `listeners`: accounts whose stream imports have changed. Logs
-        nothing. Clients have their turns, so that others are served in between; of few it is done at once.
+        Those that could not log in any more are closed. `users`: those of the options. `listeners`: accounts whose
+        stream imports have changed. Logs nothing. Clients have their turns, so that others are served in between; of
+        few it is done at once.
         """
         self._options = options
         if options.limits.max_closed_clients != self._limits.max_closed_clients:
@@ -753,7 +761,7 @@ class Clients:
         self.info = info.for_departure() if self._is_departing else info
         self._forget_info()
         self._set_gates(options)
-        self._set_authenticators(options)
+        self._set_authenticators(options, users)
         self.rights = Rights(options, self._mesh, self.rights)
         self.allowances = Allowances(options, self._page)
         self._at_once = LOOKED_AT_ONCE

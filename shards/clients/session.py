@@ -39,6 +39,7 @@ from gnatswarm.shards.clients.moved import FrozenAdmission, FrozenSession, Froze
 from gnatswarm.shards.sockets.reactor import Socket
 
 if TYPE_CHECKING:
+    from collections.abc import Set
     from ssl import SSLObject
 
     from gnatswarm.broker.access.auth import Identity
@@ -72,7 +73,7 @@ class SessionOwner(Protocol):
 
     authenticators: dict[str, Authenticator]  # the log-in rules, by kind
     rights: Rights
-    user_names: frozenset[str]
+    user_names: Set[str]
     has_nkeys: bool  # some user has one
     maps_certificates: frozenset[str]  # kinds whose certificate selects the user
     keeps_names: frozenset[str]  # … or may do so, if it turns out to be a leaf node

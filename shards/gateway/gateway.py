@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Iterable, Sequence
 
+    from gnatswarm.broker.access.user_index import UserIndex
     from gnatswarm.broker.fence import MeshFence
     from gnatswarm.broker.mesh import Mesh
     from gnatswarm.broker.options import Options
@@ -138,8 +139,8 @@ class Gateway:
             self._doors.open(kind, port.fd, acceptors[kind])
         self._dial()
 
-    def reload(self, options: Options) -> None:
-        """Connect to what the new options name, and end what they do not name any more."""
+    def reload(self, options: Options, users: UserIndex) -> None:
+        """Connect to what the new options name, and end what they do not name any more; `users` are theirs."""
         former = _accounts(self._options)
         self._options = options
         self._waits.reload(options)
@@ -154,7 +155,7 @@ class Gateway:
                 self._remotes.remove(remote)
                 remote.close("it was removed from the configuration")
         if self._leaf_port is not None:
-            self._leaf_port.reload(options)
+            self._leaf_port.reload(options, users)
             if self._routes is not None:
                 self._routes.leaf_url = self._leaf_port.url
         self._dial()
@@ -237,7 +238,9 @@ class Gateway:
             wanted = {_pattern(one.to) for one in account.imports if one.is_service}
             wanted |= {_pattern(mapping.subject) for mapping in account.mappings}
             self.exchange.set_own_interest(account.name.encode("utf-8", "surrogateescape"), wanted)
-        self.exchange.set_system_account(options.system_account.encode("utf-8", "surrogateescape"))
+        system = options.system_account.encode("utf-8", "surrogateescape")
+        if system != self.exchange.system_account:  # (all interest is gone through, to tell other servers)
+            self.exchange.set_system_account(system)
 
     def _dial(self) -> None:
         present = [remote.remote for remote in self._remotes]

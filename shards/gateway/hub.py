@@ -28,7 +28,7 @@ from gnatswarm.shards.gateway.leaf_connection import ConnectionOwner, LeafConnec
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable
+    from collections.abc import Callable, Set
     from ssl import SSLObject
 
     from gnatswarm.broker.access.auth import Identity
@@ -72,7 +72,7 @@ class HubOwner(ConnectionOwner, Protocol):
     is_encrypted: bool
     asks_for_certificate: bool
     certificate_rule: CertificateRule | None
-    user_names: frozenset[str]
+    user_names: Set[str]
     maps_certificates: bool
     maps_by_websocket: bool
     limits: Limits

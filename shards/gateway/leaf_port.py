@@ -14,6 +14,7 @@ import msgspec
 
 from gnatswarm.broker.access.auth import NOBODY, Authenticator, Verdicts
 from gnatswarm.broker.access.nkey import new_nonce
+from gnatswarm.broker.access.user_index import UserIndex
 from gnatswarm.broker.frozen import RecordRefused
 from gnatswarm.broker.info import advertised
 from gnatswarm.shards.clients.passwords import Passwords
@@ -23,7 +24,7 @@ from gnatswarm.shards.gateway.waiting import Waiting
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable
+    from collections.abc import Callable, Set
 
     from gnatswarm.broker.access.auth import Identity
     from gnatswarm.broker.access.certificate_names import CertificateNames
@@ -109,9 +110,9 @@ class LeafPort:
         self.cluster_name = cluster_name
         self._members_urls: list[str] = []
         self._next_id = next_id
-        self._configure(options)
+        self._configure(options, UserIndex(options.users))
 
-    def _configure(self, options: Options) -> None:
+    def _configure(self, options: Options, users: UserIndex) -> None:
         leafnodes = options.leafnodes
         self._options = options
         self.limits = options.limits
@@ -126,8 +127,9 @@ class LeafPort:
             own = msgspec.structs.replace(
                 options, auth_token="", auth_user="", auth_password="", users=leafnodes.users, no_auth_user=""
             )
-        self.authenticator = Authenticator(own, self._verdicts)
-        self.user_names = frozenset(user.name for user in own.users)
+            users = UserIndex(own.users)
+        self.authenticator = Authenticator(own, self._verdicts, users=users)
+        self.user_names: Set[str] = users.names.keys()
         self.is_encrypted = leafnodes.tls.is_on
         self.asks_for_certificate = leafnodes.tls.asks_for_certificate
         self.maps_certificates = leafnodes.tls.verify_and_map
@@ -151,9 +153,9 @@ class LeafPort:
             )
             self.certificate_rule = certificate_rule(tls, context)
 
-    def reload(self, options: Options) -> None:
-        """Use the new options; leaf nodes that they do not admit are closed."""
-        self._configure(options)
+    def reload(self, options: Options, users: UserIndex) -> None:
+        """Use the new options, with these users; leaf nodes that they do not admit are closed."""
+        self._configure(options, users)
         for session in list(self.sessions):
             session.reload()
         self.flush()

@@ -14,13 +14,21 @@ import pytest
 from msgspec.structs import replace
 
 from gnatswarm.broker.limits import Limits
-from gnatswarm.broker.options import Logging, Options, Sharding
+from gnatswarm.broker.options import Logging, Options, Sharding, User
 from gnatswarm.router.config.conf_tree import ConfigError
 from gnatswarm.router.supervision import reloader as reloader_module
 from gnatswarm.router.supervision.reload_echo import ReloadEcho
 from gnatswarm.router.supervision.reloader import Reloader
 from gnatswarm.shards.boundary import logs
-from gnatswarm.shards.boundary.control import ControlMessage, Reload
+from gnatswarm.shards.boundary.control import (
+    USERS_AT_ONCE,
+    ControlMessage,
+    Framer,
+    Reload,
+    ReloadUsers,
+    ToShard,
+    decode_users,
+)
 from tests.support.turns import until
 
 
@@ -67,6 +75,9 @@ class Router:
     def tell_all(self, message: ControlMessage) -> None:
         self.steps.append(message)
 
+    def tell_all_encoded(self, encoded: bytes) -> None:
+        self.steps += Framer(ToShard).feed(encoded)
+
     def scale(self, shards: int) -> str:
         self.steps.append(f"scale {shards}")
         return self.cannot_scale
@@ -109,6 +120,18 @@ def test_every_shard_is_told_the_whole_of_it(wanted: Options) -> None:
     # Whoever looks afterwards finds the new options with the router before a shard can have answered.
     assert router.steps.index("monitoring") < router.steps.index(Reload(wanted, 1))
     assert ("pid file pid" in router.steps) is bool(wanted.pid_file)
+
+
+def test_users_are_told_in_parts_before_the_options() -> None:
+    """A shard reads them in turns; it has all when the Reload comes."""
+    router = Router(Options())
+    wanted = Options(users=tuple(User(f"u{n}", "secret") for n in range(2 * USERS_AT_ONCE + 1)))
+    router.reload(lambda: wanted)
+    *parts, last = [step for step in router.steps if isinstance(step, ReloadUsers | Reload)]
+    assert last == Reload(Options(), 1)
+    read = [decode_users(part.users) for part in parts if isinstance(part, ReloadUsers)]
+    assert [len(users) for users in read] == [USERS_AT_ONCE, USERS_AT_ONCE, 1]
+    assert tuple(user for users in read for user in users) == wanted.users
 
 
 def test_a_reload_is_done_when_every_shard_that_was_told_has_said_so_or_is_gone() -> None:

@@ -7,11 +7,19 @@ from typing import Any
 
 import pytest
 
-from gnatswarm.broker.options import Options
+from gnatswarm.broker.options import Options, User
 from gnatswarm.router.supervision.broker import SupervisedShard
 from gnatswarm.router.supervision.supervision import Phase, ShardState
 from gnatswarm.router.supervision.supervisor import Supervisor
-from gnatswarm.shards.boundary.control import LameDuck, LinkedShards, Reload, ReopenLog, Resumed
+from gnatswarm.shards.boundary.control import (
+    LameDuck,
+    LinkedShards,
+    Reload,
+    ReloadUsers,
+    ReopenLog,
+    Resumed,
+    decode_users,
+)
 from gnatswarm.shards.boundary.keeping import Child
 
 
@@ -74,8 +82,12 @@ def test_a_shard_that_missed_a_reload_gets_it():
     supervisor._on_message(process, Resumed(True, True, 2))
     assert not [one for one in said if isinstance(one, Reload)]
     shard.state = ShardState(phase=Phase.READY, is_wanted=True, is_resuming=True)
+    broker.options = Options(users=(User("a", "secret"),))
+    said.clear()
     supervisor._on_message(process, Resumed(True, True, 1))
-    assert [one.generation for one in said if isinstance(one, Reload)] == [2]
+    users, reload = said
+    assert isinstance(users, ReloadUsers) and decode_users(users.users) == [User("a", "secret")]
+    assert reload == Reload(Options(), 2)
 
 
 def test_what_the_dead_router_had_not_come_to_start_is_started(monkeypatch):

@@ -43,6 +43,7 @@ TO_SHARD: list[ControlMessage] = [
     control.Ping(2**63),
     control.LinkedShards([control.LinkedShard(0, "aa", "/x"), control.LinkedShard(1, "bb", "/y")]),
     control.ListenAnew(),
+    *control.users_in_parts([User("a", "secret")]),
     control.Reload(Options(port=1)),
     control.ReopenLog(),
     control.Drain(10.0, [0, 2]),
