@@ -194,6 +194,16 @@ def incomplete(node: Node, at: Position) -> Iterator[Position]:
             yield from incomplete(entry.value, entry.at)
 
 
+def give_up(node: Node) -> None:
+    """Free what is in `node` piece by piece: at once, all threads would wait a while for the end of a large one."""
+    if isinstance(node, List):
+        while node.items:
+            give_up(node.items.pop())
+    elif isinstance(node, Block):
+        while node.entries:
+            give_up(node.entries.popitem()[1].value)
+
+
 def text_in(node: Node) -> str | None:
     """The node's text; None: it is something else."""
     return node.as_text if isinstance(node, Scalar) else None

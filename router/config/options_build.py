@@ -37,6 +37,7 @@ from gnatswarm.router.config.conf_tree import (
     Entry,
     Position,
     Problem,
+    give_up,
     incomplete,
     plain,
     text_in,
@@ -85,7 +86,10 @@ def build(line: CommandLine, *, environment: Mapping[str, str] | None = None) ->
         return build_parsed(None, line)
     from gnatswarm.router.config.conf import parse_file
 
-    return build_parsed(parse_file(line.config_file, environment=environment), line)
+    parsed = parse_file(line.config_file, environment=environment)
+    built = build_parsed(parsed, line)
+    give_up(parsed.tree)
+    return built
 
 
 def build_parsed(parsed: conf.Parsed | None, line: CommandLine) -> Built:
@@ -192,7 +196,7 @@ class _Building:
             config_digest=_digest(parsed) if self._is_like_newer else "",
             notices=tuple(str(notice) for notice in [*self.warnings, *self.notices]),
         )
-        size = len(msgspec.msgpack.encode(options))
+        size = _size(options)
         if size > LARGEST_OPTIONS_BYTES:
             what = (
                 f"the configuration is too large: {size:,} bytes as shards are told it, over {LARGEST_OPTIONS_BYTES:,}"
@@ -637,6 +641,15 @@ def _digest(parsed: conf.Parsed | None) -> str:
 
 _EVERY_ADDRESS = ("", "0.0.0.0", "::", "*")
 _LOOPBACK = ("localhost", "127.0.0.1")
+
+
+def _size(options: Options) -> int:
+    """In bytes, as shards are told them, to some bytes for each thousand users.
+
+    Encoded in parts: other threads wait meanwhile.
+    """
+    users = (options.users[at : at + 1000] for at in range(0, len(options.users), 1000))
+    return sum(len(msgspec.msgpack.encode(part)) for part in (msgspec.structs.replace(options, users=()), *users))
 
 
 def _overlap(host: str, other: str) -> bool:
