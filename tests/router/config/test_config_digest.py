@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from gnatswarm.router.config import config_digest, conf
+from gnatswarm.router.config import conf, config_digest
 from gnatswarm.router.config.conf_tree import Block, List, give_up
 
 ODD = """
