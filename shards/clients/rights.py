@@ -35,6 +35,11 @@ class Rights:
         if before is not None:  # (what that one has not come to has the rights before it)
             self._before = before._before | dict(before._compiled.values())
 
+    @property
+    def limit_accounts(self) -> bool:
+        """Whether any account has a connection limit of its own."""
+        return any(account.max_connections for account in self._accounts.values())
+
     def all_follow(self) -> None:
         """Every client has these rights now: earlier ones are forgotten."""
         self._before.clear()

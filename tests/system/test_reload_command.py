@@ -28,6 +28,10 @@ def reload(broker: Broker, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def login(name: str) -> str:
+    return f'CONNECT {{"verbose":false,"user":"{name}","pass":"secret"}}\r\nPING\r\n'
+
+
 def write(broker: Broker, text: str) -> None:
     assert broker.directory is not None
     (broker.directory / "broker.conf").write_text(text)
@@ -49,6 +53,29 @@ async def test_what_changed_is_printed_and_holds_for_the_next_connection(start_b
     assert (await cluster_of(broker).raw()).info["max_payload"] == 200
     done = await asyncio.to_thread(reload, broker, "-P", str(broker.pid))
     assert (done.returncode, done.stdout) == (0, "reloaded: nothing changed\n")
+
+
+async def test_thousands_of_users_hold_when_a_reload_says_that_it_is_done(start_broker: Start, cluster_of):
+    """Shards are told them in parts. Of each part one may log in, and who is connected and may not any more is closed."""
+
+    def users(first: int, last: int) -> str:
+        named = "\n".join(f"{{user: u{n}, password: secret}}" for n in range(first, last))
+        return f"authorization {{ users: [\n{named}\n] }}\n"
+
+    broker = start_broker(config=users(0, 5))
+    cluster = cluster_of(broker)
+    gone, stays = [await cluster.raw() for _ in range(2)]
+    for client, name in (gone, "u0"), (stays, "u1"):
+        await client.talk(login(name), expect_last="PONG\r\n")
+    write(broker, users(1, 2500))
+    done = await asyncio.to_thread(reload, broker, "-p", str(broker.port))
+    assert (done.returncode, done.stderr) == (0, "")
+    await gone.expect_closed("-ERR 'Authorization Violation'\r\n")
+    await stays.talk("PING\r\n", expect_last="PONG\r\n")
+    for name in "u1", "u999", "u1000", "u2499":
+        await (await cluster.raw()).talk(login(name), expect_last="PONG\r\n")
+    refused = await cluster.raw()
+    await refused.talk(login("u0"), expect="-ERR 'Authorization Violation'\r\n")
 
 
 def test_every_error_is_printed_and_monitoring_says_when_it_failed_until_one_succeeds(start_broker: Start):

@@ -23,3 +23,10 @@ def test_an_account_has_a_subscription_limit_where_the_broker_has_none() -> None
     options = Options(limits=Limits(max_subscriptions=0), accounts=(Account("A", max_subscriptions=5),))
     rights = Rights(options, Mesh(Fanout(), 0))
     assert (rights.limits("A").max_subscriptions, rights.limits("$G").max_subscriptions) == (5, 0)
+
+
+def test_accounts_limit_connections_where_one_of_them_has_a_limit() -> None:
+    """A reload then looks for those that have more: else it goes through no client for that."""
+    mesh = Mesh(Fanout(), 0)
+    assert not Rights(Options(accounts=(Account("A"),)), mesh).limit_accounts
+    assert Rights(Options(accounts=(Account("A"), Account("B", max_connections=1))), mesh).limit_accounts
