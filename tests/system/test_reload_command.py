@@ -70,7 +70,8 @@ async def test_thousands_of_users_hold_when_a_reload_says_that_it_is_done(start_
     write(broker, users(1, 2500))
     done = await asyncio.to_thread(reload, broker, "-p", str(broker.port))
     assert (done.returncode, done.stderr) == (0, "")
-    await gone.expect_closed("-ERR 'Authorization Violation'\r\n")
+    await gone.expect("-ERR 'Authorization Violation'\r\n")
+    assert await gone.wait_closed() == b""
     await stays.talk("PING\r\n", expect_last="PONG\r\n")
     for name in "u1", "u999", "u1000", "u2499":
         await (await cluster.raw()).talk(login(name), expect_last="PONG\r\n")
