@@ -428,6 +428,7 @@ def test_a_link_that_is_replaced_while_it_waits_to_join_joins_no_more(swarm: Swa
     assert [session.link.is_joined for session in one.links.sessions] == [False]
     while one.mesh.go_on() is not None:
         pass
+    one.reactor.finish()
     swarm.run()
     assert [session.link.is_joined for session in one.links.sessions] == [True]
     assert one.mesh.up == 1 << 1
