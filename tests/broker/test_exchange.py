@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import tracemalloc
 from collections.abc import Callable
 from random import Random
@@ -1525,6 +1526,24 @@ def test_a_server_hears_once_of_a_group_that_moves_however_many_members_in_howev
     assert told() == [b"RS+ $G a q 1", b"RS- $G a q"]
     assert probe.moves.is_idle
     route.link.leave()
+    cluster.close()
+
+
+def test_a_gateway_forgets_a_move_with_many_members_in_turns():
+    cluster = Members(1, fenced=False)
+    mesh = cluster.members[0].mesh
+    probe, link = mesh.engines[GATEWAY_NUMBER].probe, mesh.ends[GATEWAY_NUMBER, 1].socket
+    assert link is not None
+    before = probe.memory["queue_names"]
+    shifts = encoded_shifts(tuple(Shift(b"$G", b"a.%d" % number, b"q%d" % number, 1) for number in range(500)))
+    probe.feed(link, b"MSHIFT 7 5 %d\r\n%b\r\nMARKQ 7 5 500\r\n" % (len(shifts), shifts))
+    mesh.work_in_turns(GATEWAY_NUMBER, 64)
+    probe.feed(link, b"MOVED 7 5 0 0\r\n\r\n")
+    left = [probe.memory["queue_names"] - before]
+    while mesh.work(GATEWAY_NUMBER):
+        left.append(probe.memory["queue_names"] - before)
+    assert max(more - fewer for more, fewer in itertools.pairwise(left)) == 64
+    assert left[-1] == 0
     cluster.close()
 
 

@@ -1474,6 +1474,26 @@ def test_a_link_that_joins_waits_for_no_offer_of_many_parts():
     mesh.close()
 
 
+def test_a_link_that_joins_waits_for_no_offer_of_which_nothing_was_sent():
+    """As for one of many parts: its client has a million subscriptions, maybe, and is written down in turns."""
+    moving = Stepwise()
+    mesh = moving.mesh
+    client = mesh.clients[0]
+    mesh.kill(THIRD)
+    client.feed(b"".join(b"SUB g.%d q %d\r\n" % (n, n) for n in range(200)))
+    mesh.settle()
+    moving.begin(client)
+    mesh.add(THIRD)
+    assert moving.hosts[OLD].ends == ["it was stopped"]
+    moving.hosts[THIRD] = Host(moving, THIRD)
+    moving.go_on_everywhere()
+    assert mesh.is_in_step(THIRD)
+    client.feed(b"PING\r\n")
+    mesh.settle()
+    assert client.take() == b"PONG\r\n"
+    mesh.close()
+
+
 def test_a_client_with_few_subscriptions_does_not_wait_for_one_with_many():
     """Each move has its turns, whoever is under way longer."""
     moving = Stepwise()
