@@ -1,7 +1,7 @@
 # Requests of clients here that went to siblings alone: nobody is known to have got them, or that nobody has.
 #
-# NONE names a frame by its number on the link, which both ends count. So each frame is one entry, from when it is written
-# until the sibling has acknowledged it.
+# NONE names a frame by its number on the link, which both ends count. So each frame is one entry, from when it is
+# written until the sibling has acknowledged it.
 
 cimport cython
 from cpython.ref cimport PyObject
@@ -39,8 +39,8 @@ cdef class Asked:
     cdef AskedFrames frames[MOST_SHARDS]
     cdef Request request        # of the frame that take() found last; None: it has none
 
-    # Keeps a frame, the latest of its link; `request` None: it is the only frame. True: there are many, so that the link
-    # is to be acknowledged.
+    # Keeps a frame, the latest of its link; `request` None: it is the only frame. True: there are many, so that the
+    # link is to be acknowledged.
     cdef bint note(self, int shard, uint64_t number, uint64_t cid, Request request) noexcept
     # NONE of this frame has come: whose request it is. 0: nobody waits for it.
     cdef uint64_t take(self, int shard, uint64_t number) noexcept

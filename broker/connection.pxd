@@ -133,10 +133,10 @@ cdef class ClientConnection(Peer):
     cdef bint tell_no_responders(self, Token asked, Token reply) noexcept
     # So many subscriptions got a message or a run: its turn may be over.
     cdef void note_many(self, uint32_t deliveries) noexcept
-    # Nobody here got a request, which went to these siblings; 0: nobody is interested in it. `before`: the numbers of the
-    # last messages that siblings were sent before it; NULL: each was sent one frame.
+    # Nobody here got a request, which went to these siblings; 0: nobody is interested in it. `before`: the numbers of
+    # the last messages that siblings were sent before it; NULL: the fan-out knows, or each was sent one frame.
     cdef void note_unanswered(self, const Entry *entry, Token reply, uint64_t shards, const uint64_t *before) noexcept
-    cdef int note_asked(self, const Entry *entry, Token reply, uint64_t shards, const uint64_t *before) except -1
+    cdef void note_asked(self, const Entry *entry, Token reply, uint64_t shards, const uint64_t *before) noexcept
     # Nobody has got this request of the client, which went to siblings. False: it has no subscription to the reply.
     cdef bint on_nobody(self, Token asked, Token reply) noexcept
     cdef bint map_subject(self, Op *op, uint64_t *hash, Entry **entry, bint *is_random) noexcept

@@ -129,6 +129,21 @@ cdef inline void note_outcome(ClientConnection self, const Entry *entry, Publish
         self.note_unanswered(entry, message.reply, outcome.touched, before)
 
 
+cdef Request request_of(ClientConnection self, const Entry *entry, Token reply, uint32_t frames):
+    """A request that went in so many frames; None: there is no memory."""
+    cdef Request request
+    try:
+        request = Request()
+        request.left = frames
+        if entry.crosses:
+            request.account = self.sublist.account
+            request.subject = entry.text[:entry.subject_size]
+            request.reply = reply.at[:reply.size]
+    except MemoryError:
+        return None
+    return request
+
+
 cdef inline void note_matching(ClientConnection self) noexcept:
     """An entry may have been made: its turn may be over."""
     if unlikely(match_steps > self.most_steps):
@@ -764,38 +779,32 @@ cdef class ClientConnection(Peer):
 
     cdef void note_unanswered(self, const Entry *entry, Token reply, uint64_t shards, const uint64_t *before) noexcept:
         if shards:
-            try:
-                self.note_asked(entry, reply, shards, before)
-            except MemoryError:
-                pass
+            self.note_asked(entry, reply, shards, before)
         elif self.tell_no_responders(Token(entry.text, entry.subject_size), reply):
             self.wait_if_it_feeds_the_slow()
 
-    cdef int note_asked(self, const Entry *entry, Token reply, uint64_t shards, const uint64_t *before) except -1:
+    cdef void note_asked(self, const Entry *entry, Token reply, uint64_t shards, const uint64_t *before) noexcept:
         """Nothing where it went to other servers, too: what they do with it nobody is told."""
         cdef OutBuf *link
         cdef Request request = None
         cdef uint64_t rest = shards, number, frames = 0
         cdef int shard = 0
         if (shards >> GATEWAY_NUMBER) & 1:
-            return 0
+            return
         if before == NULL and entry.n_choices and self.fanout.is_split:
             before = self.fanout.before
         while rest:
             if rest & 1:
                 link = self.fanout.links[shard]
                 if link == NULL or link.close_reason != CLOSE_NONE:   # (it may not have taken a frame)
-                    return 0
+                    return
                 frames += 1 if before == NULL else link.msgs - before[shard]
             rest >>= 1
             shard += 1
         if frames > 1 or entry.crosses:
-            request = Request()
-            request.left = <uint32_t>frames
-        if entry.crosses:
-            request.account = self.sublist.account
-            request.subject = entry.text[:entry.subject_size]
-            request.reply = reply.at[:reply.size]
+            request = request_of(self, entry, reply, <uint32_t>frames)
+            if request is None:
+                return
         shard = 0
         while shards:
             if shards & 1:
@@ -807,7 +816,6 @@ cdef class ClientConnection(Peer):
                         self.fence.on_many_asked(shard)
             shards >>= 1
             shard += 1
-        return 0
 
     cdef bint on_nobody(self, Token asked, Token reply) noexcept:
         cdef bint is_told = self.wants_no_responders and self.tell_no_responders(asked, reply)

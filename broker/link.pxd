@@ -65,8 +65,8 @@ cdef class SiblingLink(OriginLink):
     cdef void look_if_slow(self, Sublist sublist, Entry *entry, bint is_slow) noexcept
     cdef int on_slow(self, RouteOp *op) except -1
     cdef int on_queue_end(self, RouteOp *op) except -1
-    # Nobody here got a request, the n-th message of the link: it is said when nobody takes it for its queue groups either.
-    # `pending`: the messages to groups whose fate is not known; `is_nobody`: none of the others was taken.
+    # Nobody here got a request, the n-th message of the link: it is said when nobody takes it for its queue groups
+    # either. `pending`: the messages to groups whose fate is not known; `is_nobody`: none of the others was taken.
     cdef int note_nobody(self, uint64_t number, Sublist sublist, Token subject, Token reply, bint is_nobody,
                          list pending) except -1
     cdef int on_nobody(self, RouteOp *op) except -1

@@ -425,8 +425,8 @@ cdef class SiblingLink(OriginLink):
         return 0
 
     cdef int tell_nobody(self, uint64_t number, Sublist sublist, Token subject, Token reply) except -1:
-        cdef bytes frame = b"NONE %d %s %s %s\r\n" % (number, sublist.account, subject.at[:subject.size],
-                                                    reply.at[:reply.size])
+        cdef bytes frame = b"NONE %d %s %s %s\r\n" % (
+            number, sublist.account, subject.at[:subject.size], reply.at[:reply.size])
         out_append(&self.out, frame, len(frame))
         return 0
 

@@ -1355,8 +1355,8 @@ cdef class Moves:
                 batch.at -= 1
 
     def note_nobody(self, uint64_t cid, Sublist sublist not None, bytes subject not None, bytes reply not None):
-        """Nobody responds to a request of a client without a subscription to the reply. If it moves, that has ended here
-        alone, and its next shard tells it."""
+        """Nobody responds to a request of a client without a subscription to the reply. If it moves, that has ended
+        here alone, and its next shard tells it."""
         cdef ClientConnection client = None if self.leaving is None else self.leaving.clients.get(cid)
         if client is None or client.sublist is not sublist:
             return

@@ -485,7 +485,9 @@ def test_a_traced_request_is_nobodys_where_each_frame_finds_nobody(
 
 
 @pytest.mark.parametrize("is_there", [False, True])
-def test_an_answer_that_asks_back_is_told_where_its_asker_has_gone(make: Callable[..., Mesh], *, is_there: bool) -> None:
+def test_an_answer_that_asks_back_is_told_where_its_asker_has_gone(
+    make: Callable[..., Mesh], *, is_there: bool
+) -> None:
     mesh = make(3)
     with_services(mesh)
     responder = of_account(mesh, 1, b"A", b"SUB s.1 1\r\nSUB inbox 9\r\n")

@@ -112,8 +112,10 @@ class Crowd:
         self._page.settle_connections()
 
     def check(self, clients: Iterable[tuple[int, str]]) -> None:
-        """Everything has arrived, and the router has looked: all are counted once, where they are. `clients`: the shard
-        and the account of each."""
+        """Everything has arrived, and the router has looked: all are counted once, where they are.
+
+        `clients`: the shard and the account of each.
+        """
         shards, there = Counter[int](), []
         for shard, account in clients:
             shards[shard] += 1

@@ -155,7 +155,7 @@ def found_reaches(history: History) -> list[Reach]:
 
 
 def with_near(history: History, reach: Reach) -> Reach:
-    """The same with those whom a leaf node's message reached without us, as it was published: no mapping was applied."""
+    """The same with those whom a leaf node's message reached without us, as it was published."""
     message = reach.message
     if reach.tenants.mapped(message.account, message.subject) == (message.subject,):
         return reach
@@ -518,7 +518,11 @@ def is_kept_out_of(history: History, reach: Reach, sub: Subscription) -> bool:
     """Whether permissions may exclude the subject, or it is not sure that the message came to the account."""
     _, view, subject = reach.hits[sub.sid]
     message = reach.message
-    return not view.is_sure or message.crosses_reload or history.may_be_kept_out(sub, subject, message.at, message.acked_at)
+    return (
+        not view.is_sure
+        or message.crosses_reload
+        or history.may_be_kept_out(sub, subject, message.at, message.acked_at)
+    )
 
 
 def may_have_lost(sub: Subscription, message: Message) -> bool:

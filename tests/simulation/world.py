@@ -241,8 +241,8 @@ class World:
         self.rights_of: dict[str, int] = {}  # of users that do not have those of their number any more, by name
         self.variant = 0  # of the last reload
         self.is_renewing = False  # since the last reload of imports not everything has arrived
-        # Accounts of clients that may still be counted: they were lost on their way, or with their shard, and the router
-        # has not looked since.
+        # Accounts of clients that may still be counted: they were lost on their way, or with their shard, and the
+        # router has not looked since.
         self.counted_still: list[str] = []
         each = 1 if is_narrow and schedule.seed % 2 else 2
         self.crowd: Crowd | None = None
