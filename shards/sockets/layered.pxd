@@ -25,6 +25,7 @@ cdef enum Stage:
 cdef class LayeredSocket(Socket):
     cdef object prologue       # shards.sockets.proxy_header.ProxyHeader; None: none is expected, or it is over
     cdef object gate           # shards.sockets.gate.Gate; None once it is passed
+    cdef object hello          # shards.sockets.client_hello.HelloWatch; None: no handshake that the other end begins
     cdef object tls            # ssl.SSLObject; None: the wire is not encrypted, or not yet
     cdef object incoming       # ssl.MemoryBIO, like the next
     cdef object outgoing
@@ -49,6 +50,7 @@ cdef class LayeredSocket(Socket):
     cdef int take_prologue(self, bytes data) except -1
     cdef int refuse_prologue(self, str why) except -1
     cdef int begin_tls(self) except -1
+    cdef bint watch(self, const uint8_t *data, Py_ssize_t size) except -1
     cdef int shake(self) except -1
     cdef int decrypt(self) except -1
     cdef int unframe(self, object data) except -1

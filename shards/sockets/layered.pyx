@@ -28,6 +28,7 @@ from msgspec import structs
 
 from gnatswarm.broker.errors import SecureConnectionRequired
 from gnatswarm.broker.frozen import RecordRefused
+from gnatswarm.shards.sockets.client_hello import ExpensiveKeyShare, HelloWatch
 from gnatswarm.shards.sockets.proxy_header import TIMEOUT_S, ProxyHeader, ProxyHeaderError
 from gnatswarm.shards.sockets.relay import DetachedTls
 
@@ -60,6 +61,9 @@ cdef enum:
     MOST_OPENING_US = 2000       # handshakes of one round; one costs 0.2 ms (ECDSA) to 1 ms (RSA)
     MOST_OPENING_BYTES = 262144  # before the protocol began; certificate chains take some KB
     MOST_UNSENT = 262144         # unsent answers to control frames; above that nothing is read
+
+# The alert that Go sends, too: no group in common.
+cdef bytes HANDSHAKE_FAILURE = b"\x15\x03\x03\x00\x02\x02\x28"
 
 cdef uint64_t PROLOGUE_US = int(TIMEOUT_S * 1_000_000)
 
@@ -244,6 +248,8 @@ cdef class LayeredSocket(Socket):
             return self.unframe(readable(data, size))
         while size:
             piece = self.cut(data, min(size, <Py_ssize_t>FEED_BYTES), &records)
+            if self.stage == SHAKES and not self.watch(data, piece):
+                return 0
             self.incoming.write(readable(data, piece))
             data += piece
             size -= piece
@@ -346,10 +352,25 @@ cdef class LayeredSocket(Socket):
         self.stage = SHAKES
         self.incoming = MemoryBIO()
         self.outgoing = MemoryBIO()
+        if not self.gate.server_hostname:
+            self.hello = HelloWatch()
         self.tls = self.gate.context.wrap_bio(
             self.incoming, self.outgoing, server_side=not self.gate.server_hostname,
             server_hostname=self.gate.server_hostname or None)
         return 0
+
+    cdef bint watch(self, const uint8_t *data, Py_ssize_t size) except -1:
+        """Whether TLS may have these bytes, of a handshake. 0: it has failed."""
+        if self.hello is None:   # of who has dialled
+            return 1
+        try:
+            self.hello.look((<const char *>data)[:size])
+        except ExpensiveKeyShare as error:
+            self.outgoing.write(HANDSHAKE_FAILURE)
+            self.queue_outgoing()
+            self.fail(str(error), None)
+            return 0
+        return 1
 
     cdef int shake(self) except -1:
         cdef uint64_t started = monotonic_us()
@@ -555,7 +576,7 @@ cdef class LayeredSocket(Socket):
     cdef int become_open(self) except -1:
         self.stage = OPEN
         self.is_opening = False
-        self.gate = None
+        self.gate = self.hello = None
         self.opened_us = self.reactor.box.now_us   # the log-in timeout starts now
         self.flush()
         return 0
@@ -772,4 +793,5 @@ cdef class LayeredSocket(Socket):
     cdef void drop(self) noexcept:
         self.is_opening = False
         self.tls = self.incoming = self.outgoing = self.frames = self.unsent = self.kept = self.gate = None
+        self.hello = None
         self.prologue = None

@@ -57,6 +57,19 @@ async def test_pages_are_served_encrypted(encrypted, rest, args):
     assert any("TLS required for client connections" in line for line in broker.log.lines)
 
 
+@pytest.mark.kinds(*OURS, "nats-server-2.15")
+@pytest.mark.parametrize(("groups", "is_taken"), [("ffdhe8192", False), ("X25519:P-256:ffdhe8192", True)])
+async def test_nobody_exchanges_keys_in_a_large_group_of_a_finite_field(encrypted, groups, is_taken):
+    """OpenSSL would: 190 ms each, in which the router does nothing else."""
+    _, pages = encrypted()
+    process = await asyncio.create_subprocess_exec(
+        "openssl", "s_client", "-connect", f"{HOST}:{pages.port}", "-groups", groups, "-brief",
+        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+    )  # fmt: skip
+    said_by_client, _ = await asyncio.wait_for(process.communicate(), 20)
+    assert (b"CONNECTION ESTABLISHED" in said_by_client) is is_taken
+
+
 @pytest.mark.kinds(*BOTH)
 async def test_whoever_looks_needs_no_certificate_though_clients_do(encrypted, authority):
     _broker, pages = encrypted(f'verify: true\n ca_file: "{authority.path}"')

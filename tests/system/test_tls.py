@@ -20,6 +20,7 @@ import pytest
 
 from tests.support import swarm
 from tests.support.authority import Authority
+from tests.support.framed import websocket_port
 from tests.support.pages import Pages
 from tests.support.secure import CONNECT, SecureClient, connect, connections, dial, read_info, said, spread
 from tests.support.servers import HOST, wait_until
@@ -379,6 +380,21 @@ async def test_nobody_renegotiates(secure, authority):
     assert b"RENEGOTIATING" in said_by_client
     assert b"no renegotiation" in said_by_client
     (await connect(broker.port, authority.client_context(), first=True)).close()
+
+
+@pytest.mark.kinds("gnatswarm-2", "nats-server-2.15")
+@pytest.mark.parametrize(("groups", "is_taken"), [("ffdhe8192", False), ("P-384:ffdhe8192", True)])
+async def test_nobody_exchanges_keys_in_a_large_group_of_a_finite_field(start_broker, authority, groups, is_taken):
+    """OpenSSL would: 190 ms each, in which the shard serves nobody, for a share that a client need not compute."""
+    broker = start_broker(config=f"tls {{ {authority.server().lines} }}\nwebsocket {{ port: -1, host: {HOST}, "
+                                 f"tls {{ {authority.server().lines} }} }}\n")  # fmt: skip
+    process = await asyncio.create_subprocess_exec(
+        "openssl", "s_client", "-connect", f"{HOST}:{websocket_port(broker)}", "-groups", groups, "-brief",
+        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+    )  # fmt: skip
+    said_by_client, _ = await asyncio.wait_for(process.communicate(), 20)
+    assert (b"CONNECTION ESTABLISHED" in said_by_client) is is_taken
+    assert (b"handshake failure" in said_by_client) is not is_taken
 
 
 @pytest.mark.kinds("gnatswarm-1")

@@ -7,12 +7,13 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from websockets.server import ServerProtocol
 
 from gnatswarm.broker.options import Tls, WebSocket
 from gnatswarm.shards.sockets import frames as module
-from gnatswarm.shards.sockets.frames import FRAMES_IN_A_TURN, PIECE_BYTES, Frames, Rules
+from gnatswarm.shards.sockets.frames import FRAMES_IN_A_TURN, MOST_LIST_BYTES, PIECE_BYTES, Frames, Rules
 from gnatswarm.shards.sockets.frozen_socket import FrozenDeflate, FrozenFrames
-from tests.support.framed import BINARY, CLOSE, CONTINUATION, PING, deflated, frame
+from tests.support.framed import BINARY, CLOSE, CONTINUATION, DEFLATE, PING, deflated, frame, request
 
 RULES = Rules(WebSocket(port=1, no_tls=True, tls=Tls()), most_bytes=2 << 20, is_encrypted=False)
 LONG = 65_536  # the least that has eight bytes of length
@@ -75,6 +76,37 @@ def test_many_frames_are_taken_in_turns_and_the_stream_is_the_same_wherever_it_m
             frames = Frames(RULES, frames.freeze(), is_masked=masked)
     assert came == held
     assert not frames.is_over
+
+
+LISTS = {
+    "Connection": "a,",
+    "Sec-WebSocket-Extensions": "x,",
+    "Sec-WebSocket-Protocol": "a,",
+    "Upgrade": "a,",
+}
+
+
+@pytest.mark.parametrize("name", LISTS)
+@pytest.mark.parametrize("lines", [1, 20])
+def test_an_upgrade_with_long_lists_is_refused_before_they_are_read(
+    monkeypatch: pytest.MonkeyPatch, name: str, lines: int
+) -> None:
+    """240 KB of them took 380 ms of its shard."""
+    read: list[str] = []
+    monkeypatch.setattr(ServerProtocol, "accept", lambda self, request: read.append(request.path))
+    frames = Frames(RULES)
+    line = f"{name}: {LISTS[name] * (MOST_LIST_BYTES // 2 // lines)}a"
+    assert frames.receive(request(4222, *[line] * lines)) == []
+    assert frames.is_over and not frames.is_open and not read
+    assert frames.error == f"more than {MOST_LIST_BYTES} bytes of {', '.join(module.LISTS)}"
+    assert frames.take_answer().startswith(b"HTTP/1.1 400 Bad Request\r\n")
+
+
+def test_an_upgrade_with_lists_of_usual_length_and_long_cookies_is_done() -> None:
+    frames = Frames(RULES)
+    lists = [f"Sec-WebSocket-Extensions: {DEFLATE}, {DEFLATE}; server_max_window_bits=15", "Connection: a, b, c"]
+    frames.receive(request(4222, *lists, "Cookie: " + "a=b; " * 1500))
+    assert frames.is_open and frames.take_answer().startswith(b"HTTP/1.1 101 ")
 
 
 def test_a_close_frame_behind_a_turn_is_answered_in_the_next() -> None:

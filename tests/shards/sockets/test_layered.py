@@ -23,6 +23,7 @@ from gnatswarm.shards.sockets.frozen_socket import FrozenDeflate, FrozenFrames, 
 from gnatswarm.shards.sockets.gate import Gate
 from gnatswarm.shards.sockets.layered import LayeredSocket
 from gnatswarm.shards.sockets.reactor import Reactor, Socket
+from tests.shards.sockets.test_client_hello import client_hello, records
 from tests.support.engine import QUIET, Session
 from tests.support.framed import BINARY, deflated, frame
 
@@ -270,6 +271,21 @@ def test_a_round_has_time_for_few_handshakes_and_the_others_are_not_forgotten(
     bench.reactor.turn()
     assert len(looks) == COUNT
     assert not select.select([bench.reactor.fd], [], [], 0)[0]
+
+
+@pytest.mark.parametrize("most", [20, 16_384])
+def test_a_handshake_with_an_expensive_key_share_fails_before_tls_has_it(bench: Bench, most: int) -> None:
+    """By ffdhe8192 each took 190 ms, in which nobody else was served."""
+    layer = Records()
+    gate = Gate(timeout_s=60.0, context=layer)  # type: ignore[arg-type]
+    wire = records(client_hello(0x0104), most)
+    client = bench.connect(gate)
+    client.sendall(wire)
+    bench.reactor.turn()
+    assert bench.failures == ["the client wants to exchange keys by ffdhe8192, which takes long"]
+    assert client.recv(1000, socket.MSG_DONTWAIT).endswith(b"\x15\x03\x03\x00\x02\x02\x28")
+    assert client.recv(1000, socket.MSG_DONTWAIT) == b""
+    bench.serve_another()
 
 
 @pytest.mark.parametrize("admits", [True, False])
