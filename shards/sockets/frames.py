@@ -55,7 +55,7 @@ LONG_HEADER_BYTES, MASK_BYTES = 10, 4
 FRAMES_IN_A_TURN = 200
 BYTES_IN_A_TURN = 1024 * 1024
 
-# Headers of an upgrade that are lists take 1.6 ms for each KB, in one turn; all of them together are no longer than this.
+# Headers of an upgrade that are lists take 1.6 ms for each KB, in one turn; all of them together may be so long.
 LISTS = ("Connection", "Upgrade", "Sec-WebSocket-Extensions", "Sec-WebSocket-Protocol")
 MOST_LIST_BYTES = 2048
 

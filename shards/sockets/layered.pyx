@@ -28,7 +28,7 @@ from msgspec import structs
 
 from gnatswarm.broker.errors import SecureConnectionRequired
 from gnatswarm.broker.frozen import RecordRefused
-from gnatswarm.shards.sockets.client_hello import ExpensiveKeyShare, HelloWatch
+from gnatswarm.shards.sockets.client_hello import ExpensiveHello, HelloWatch
 from gnatswarm.shards.sockets.proxy_header import TIMEOUT_S, ProxyHeader, ProxyHeaderError
 from gnatswarm.shards.sockets.relay import DetachedTls
 
@@ -365,7 +365,7 @@ cdef class LayeredSocket(Socket):
             return 1
         try:
             self.hello.look((<const char *>data)[:size])
-        except ExpensiveKeyShare as error:
+        except ExpensiveHello as error:
             self.outgoing.write(HANDSHAKE_FAILURE)
             self.queue_outgoing()
             self.fail(str(error), None)

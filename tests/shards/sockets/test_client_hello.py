@@ -9,7 +9,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from gnatswarm.shards.sockets.client_hello import EXPENSIVE, ExpensiveKeyShare, HelloWatch, groups_of_key_shares
+from gnatswarm.shards.sockets.client_hello import (
+    EXPENSIVE,
+    MOST_HELLO_BYTES,
+    ExpensiveHello,
+    HelloWatch,
+    groups_of_key_shares,
+)
 
 X25519, FFDHE3072, FFDHE8192 = 0x001D, 0x0101, 0x0104
 CHANGE_CIPHER_SPEC = b"\x14\x03\x03\x00\x01\x01"
@@ -42,13 +48,13 @@ def look(wire: bytes, piece: int = 100_000) -> None:
 @pytest.mark.parametrize("most", [1, 7, 16_384])
 @pytest.mark.parametrize("piece", [1, 6, 100_000])
 def test_an_expensive_key_share_is_refused_however_it_is_cut(group: int, most: int, piece: int) -> None:
-    with pytest.raises(ExpensiveKeyShare, match=f"exchange keys by {EXPENSIVE[group]}, which takes long"):
+    with pytest.raises(ExpensiveHello, match=f"exchange keys by {EXPENSIVE[group]}, which takes long"):
         look(records(client_hello(X25519, group), most), piece)
 
 
 @pytest.mark.parametrize("between", [b"", CHANGE_CIPHER_SPEC, CHANGE_CIPHER_SPEC + DATA])
 def test_the_second_client_hello_is_looked_at_too(between: bytes) -> None:
-    with pytest.raises(ExpensiveKeyShare):
+    with pytest.raises(ExpensiveHello):
         look(records(client_hello()) + between + records(client_hello(FFDHE8192)))
 
 
@@ -56,8 +62,19 @@ def test_a_client_hello_is_refused_before_openssl_has_its_last_byte() -> None:
     wire = records(client_hello(FFDHE8192))
     watch = HelloWatch()
     watch.look(wire[:-1])
-    with pytest.raises(ExpensiveKeyShare):
+    with pytest.raises(ExpensiveHello):
         watch.look(wire[-1:])
+
+
+@pytest.mark.parametrize("most", [1000, 16_384])
+def test_a_long_client_hello_is_refused_as_soon_as_its_length_is_known(most: int) -> None:
+    """By its groups and shares one of 64 KB took 50 ms."""
+    fits = client_hello(*[0x7777] * ((MOST_HELLO_BYTES - 100) // 8))
+    assert MOST_HELLO_BYTES - 100 < len(fits) <= MOST_HELLO_BYTES
+    look(records(fits, most))
+    long = client_hello(*[0x7777] * 8000)
+    with pytest.raises(ExpensiveHello, match=f"a ClientHello of {len(long)} bytes"):
+        look(records(long, most)[: 5 + most])
 
 
 def hello_of_openssl() -> bytes:
@@ -93,7 +110,7 @@ def mutilated(rng: random.Random) -> Iterator[bytes]:
 def test_what_is_no_client_hello_is_left_to_openssl() -> None:
     looked = 0
     for wire in mutilated(random.Random(7)):
-        with contextlib.suppress(ExpensiveKeyShare):  # a bit of the group may have been changed
+        with contextlib.suppress(ExpensiveHello):  # a bit of the group may have been changed
             look(wire, 11)
             looked += 1
     assert looked > 1900
