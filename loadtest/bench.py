@@ -12,6 +12,7 @@ import datetime
 import os
 import re
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -139,6 +140,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = arguments()
     options = parser.parse_args(argv)
     try:
+        # (blocked by who started it: before, ^C would be a traceback)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         code = _run(options, parser)
         if sys.stdout is not None:  # closed: `>&-`
             sys.stdout.flush()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
+import io
 import os
 import sys
 from typing import Any
@@ -14,7 +15,15 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class CommandParser(argparse.ArgumentParser):
-    """argparse's own drops an error of the write, and exits with 0."""
+    """argparse's own drops an error of the write, and exits with 0.
+
+    What the encoding of standard output lacks, such as an arrow in Latin 1, is shown by number: else it is an error.
+    """
+
+    def __init__(self, *words: Any, **settings: Any) -> None:
+        super().__init__(*words, **settings)
+        if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+            sys.stdout.reconfigure(errors="backslashreplace")
 
     def print_help(self, file: Any = None) -> None:
         """Exit code 1 if it cannot be written, as of other commands."""

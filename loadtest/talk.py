@@ -169,6 +169,8 @@ def main(argv: Sequence[str]) -> int:
     # Options may come between the words, but not where a -- says which words are no options.
     options = parser.parse_args(argv[1:]) if "--" in argv else parser.parse_intermixed_args(argv[1:])
     try:
+        # (blocked by who started it: before, ^C would be a traceback)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         code = _run(command, options)
         if sys.stdout is not None:  # closed: `>&-`
             sys.stdout.flush()

@@ -6,6 +6,7 @@ what that needs: `-v` and `-h` take little longer than the interpreter's start.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 
@@ -16,6 +17,7 @@ from gnatswarm.shards.boundary.children import HANDLED_SIGNALS
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
+    from typing import NoReturn
 
     from gnatswarm.broker.options import Options
     from gnatswarm.router.commands.operator_arguments import OperatorArguments
@@ -73,6 +75,7 @@ def _main(argv: list[str] | None, program: str, owner: int, signals: set[int]) -
             return _formats()
         line = parse(arguments)
         if not _starts_broker(line):
+            _show_all_characters()
             signal.pthread_sigmask(signal.SIG_SETMASK, signals)
         code = _run(line, program, owner, arguments)
         if sys.stdout is not None:  # closed: `>&-`
@@ -97,6 +100,12 @@ def _open_standard_descriptors() -> None:
             os.fstat(number)
         except OSError:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # it is the lowest free number
+
+
+def _show_all_characters() -> None:
+    """Show by number what the encoding of standard output lacks, such as an arrow in Latin 1: else it is an error."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _interrupted() -> int:
@@ -177,9 +186,9 @@ def _run(line: CommandLine, program: str, owner: int, arguments: list[str]) -> i
         return _completion(line.words[1:], program)
     if command == "bench":
         # A separate program: the load generator shares nothing with the broker.
-        os.execv(sys.executable, [sys.executable, "-P", "-m", "gnatswarm.loadtest.bench", *line.words[1:]])
+        _become("gnatswarm.loadtest.bench", *line.words[1:])
     if command in TALK:
-        os.execv(sys.executable, [sys.executable, "-P", "-m", "gnatswarm.loadtest.talk", command, *line.words[1:]])
+        _become("gnatswarm.loadtest.talk", command, *line.words[1:])
     if command:
         hint = nearest(command, COMMANDS) or f" (there are {', '.join(COMMANDS)})"
         raise BadCommandLine(f'unrecognized command: "{line.words[0]}"{hint}')
@@ -194,11 +203,11 @@ def _help(command: str, program: str) -> int:
 
     if command in SPARK:
         # This help needs no Spark, so it is also shown where Spark is not installed.
-        os.execv(sys.executable, [sys.executable, "-P", "-m", "gnatswarm.spark.jobs.arguments", command])
+        _become("gnatswarm.spark.jobs.arguments", command)
     if command == "bench":
-        os.execv(sys.executable, [sys.executable, "-P", "-m", "gnatswarm.loadtest.bench", "-h"])
+        _become("gnatswarm.loadtest.bench", "-h")
     if command in TALK:
-        os.execv(sys.executable, [sys.executable, "-P", "-m", "gnatswarm.loadtest.talk", command, "-h"])
+        _become("gnatswarm.loadtest.talk", command, "-h")
     print(command_help_text(command, program) or help_text(program), end="")
     return 0
 
@@ -295,10 +304,16 @@ def _spark(job: str, arguments: list[str], program: str) -> int:
 
     if importlib.util.find_spec("pyspark") is None:
         return _fail(program, f"{job} needs Spark: pip install 'gnatswarm[spark]' (some 700 MB, Java included)")
-    command = [sys.executable, "-P", "-m", f"gnatswarm.spark.jobs.{job.replace('-', '_')}", *arguments]
+    module = f"gnatswarm.spark.jobs.{job.replace('-', '_')}"
     if job == "suggest-permissions" and any(word.split("=")[0] == "--dry-run" for word in arguments):
-        return _dry_run(command, program)
-    os.execv(sys.executable, command)
+        return _dry_run([sys.executable, "-P", "-m", module, *arguments], program)
+    _become(module, *arguments)
+
+
+def _become(module: str, *words: str) -> NoReturn:
+    """Go on as another program. It unblocks ^C, which else would end Python with a traceback while it reads modules."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    os.execv(sys.executable, [sys.executable, "-P", "-m", module, *words])
 
 
 def _dry_run(command: list[str], program: str) -> int:

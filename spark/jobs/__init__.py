@@ -1,5 +1,7 @@
 """The programs: `ingest` (files to Parquet), `compact` (that in few files), `report` (any of these to a page)."""
 
+import io
+import signal
 import sys
 from types import TracebackType
 
@@ -14,3 +16,8 @@ def _say_in_one_line(kind: type[BaseException], error: BaseException, at: Traceb
 
 if sys.argv[:1] == ["-m"]:  # as a program, which Python is just reading
     sys.excepthook = _say_in_one_line
+    # Blocked by who started it, until here: before, ^C would be a traceback.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    # What its encoding lacks, such as an arrow in Latin 1, is shown by number: else it is an error.
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")

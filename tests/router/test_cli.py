@@ -175,6 +175,56 @@ def test_each_command_has_its_own_help_and_does_nothing_else(command: str, words
     assert all(len(line) <= 120 for line in done.stdout.splitlines())
 
 
+@pytest.mark.parametrize("words", ["-h", "help doctor", "sub -h", "bench -h", "place -h", "config get server_name -c FILE"])
+def test_what_the_terminal_cannot_show_is_shown_by_number(words: str, tmp_path: pathlib.Path) -> None:
+    """Arrows and dots of our own, and what a file has: with the encoding of an old locale each was a traceback."""
+    file = tmp_path / "broker.conf"
+    file.write_text('server_name: "hé…"\n', encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "gnatswarm", *words.replace("FILE", str(file)).split()],
+        env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path), "HOME": str(tmp_path), "PYTHONIOENCODING": "latin-1"},
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stderr == b"" and (b"\\u2026" in done.stdout or b"\\u2192" in done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("module", "words", "said", "code"),
+    [
+        ("gnatswarm.loadtest.talk", ["sub", "x", "-p", "1"], "", 0),
+        ("gnatswarm.loadtest.talk", ["pub", "x", "y", "-p", "1"], "", 130),
+        ("gnatswarm.loadtest.bench", ["pub", "-s", "nats://127.0.0.1:1"], "gnatswarm bench: interrupted\n", 130),
+        ("gnatswarm.spark.jobs.arguments", ["place"], "gnatswarm: interrupted\n", -signal.SIGINT),
+    ],
+    ids=["sub", "pub", "bench", "place"],
+)
+def test_an_interrupt_while_a_programs_modules_are_read_is_no_traceback(
+    module: str, words: list[str], said: str, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """^C waits until the program can end by it."""
+    begun: list[tuple[list[str], bool]] = []
+
+    def execv(_path: str, command: list[str]) -> None:
+        begun.append((command, signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])))
+
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    monkeypatch.setattr(os, "execv", execv)
+    cli._become(module, *words)
+    try:
+        ((command, is_blocked),) = begun
+        assert is_blocked
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )  # (with our mask)
+        process.send_signal(signal.SIGINT)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    _out, errors = process.communicate(timeout=60)
+    assert (errors, process.returncode) == (said, code)
+
+
 def test_help_of_a_job_needs_no_spark(tmp_path: pathlib.Path) -> None:
     (tmp_path / "pyspark.py").write_text("raise ImportError\n")
     path = f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
