@@ -17,6 +17,7 @@ import asyncio
 import collections
 import contextlib
 import json
+import math
 import select
 import socket
 import ssl
@@ -157,6 +158,7 @@ class Capture:
     def settle(self, deadline_s: float = DEADLINE_S) -> None:
         """Block until everything that the broker had to deliver when this was called has arrived. CaptureError."""
         fence = _Fence()
+        _check_deadline(deadline_s)
         with self._changed:
             if not self._changed.wait_for(lambda: self._has_passed(fence), deadline_s):
                 raise CaptureError(_unanswered(deadline_s))
@@ -170,6 +172,7 @@ class Capture:
     def receive(self, count: int = 1, deadline_s: float = DEADLINE_S) -> list[Message]:
         """Block until there are `count` messages in all; returns them. TimeoutError names the messages that arrived."""
         _refuse_to_block("receive", f"await captured.areceive({count})")
+        _check_deadline(deadline_s)
         with self._changed:
             self._changed.wait_for(lambda: len(self._messages) >= count or self._failure, deadline_s)
         return self._received(count, deadline_s) or self._missed(count, deadline_s, self._elsewhere())
@@ -221,6 +224,7 @@ class Capture:
 
     async def _until(self, is_so: Callable[[], bool], deadline_s: float) -> bool:
         """Whether `is_so` becomes true within that time. No thread waits: the thread that reads wakes this loop."""
+        _check_deadline(deadline_s)
         loop, changed = asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:
@@ -535,6 +539,12 @@ def _headers(block: bytes) -> dict[str, list[str]]:
         if colon:
             found.setdefault(name, []).append(value.strip())
     return found
+
+
+def _check_deadline(deadline_s: float) -> None:
+    """ValueError for what is no number, which never passes."""
+    if math.isnan(deadline_s):
+        raise ValueError("deadline_s is not a number: nobody waits for ever")
 
 
 def _unanswered(deadline_s: float) -> str:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import os
 import random
 import signal
@@ -95,12 +96,16 @@ class Chaos:
     """
 
     def __init__(self, url: str, *, seed: int = 0, shards: Shards | None = None) -> None:
-        parts = urlsplit(url if "://" in url else f"nats://{url}")
+        try:
+            parts = urlsplit(url if "://" in url else f"nats://{url}")
+            port = parts.port or 4222
+        except ValueError as error:
+            raise ValueError(f"not the address of a server: {error}; write nats://127.0.0.1:4222") from None
         if not parts.hostname:
-            raise ValueError(f"{url!r} is no address of a server: write nats://127.0.0.1:4222")
+            raise ValueError("not the address of a server: write nats://127.0.0.1:4222")  # (it may have a password)
         self.seed = seed
         self.happened: list[Happened] = []
-        self._target = parts.hostname, parts.port or 4222
+        self._target = parts.hostname, port
         self._scheme = parts.scheme
         self._login = f"{parts.netloc.rpartition('@')[0]}@" if "@" in parts.netloc else ""
         self._rules: tuple[Fault, ...] = ()
@@ -214,8 +219,10 @@ class Chaos:
         """Begin with this fault. ValueError: it is none. RuntimeError: the broker has no such shards."""
         if fault.kind not in OF_CLIENTS + OF_SHARDS:
             raise ValueError(f"{fault.kind!r} is no fault: {', '.join(OF_CLIENTS + OF_SHARDS)}")
-        if not 0 <= fault.share <= 1 or fault.seconds < 0 or fault.bytes_per_s <= 0:
-            raise ValueError(f"{fault}: share is 0 to 1, seconds are not negative, bytes_per_s is positive")
+        if not (0 <= fault.share <= 1 and 0 <= fault.seconds < math.inf and 0 < fault.bytes_per_s < math.inf):
+            raise ValueError(f"{fault}: share is 0 to 1, seconds are finite and not negative, bytes_per_s is positive")
+        if not all(fault.subject.split(".")) or any(character.isspace() for character in fault.subject):
+            raise ValueError(f"{fault}: no message has such a subject")
         if fault.kind in OF_SHARDS:
             self._apply_to_shards(fault)
         elif fault.kind in ("drop", "delay"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import socket
 import ssl
 import warnings
@@ -233,6 +234,17 @@ def test_of_a_server_elsewhere_the_certificate_has_the_name_of_its_url(tmp_path:
                 assert captured._login.tls_hostname == "127.0.0.1"
                 captured.settle(1.5)  # a nats-server's first PING comes after two seconds
             external.stop()
+
+
+async def test_a_deadline_that_never_passes_is_refused(broker):
+    """One that is no number is before no time and after none: who waits by it would wait for ever."""
+    captured = broker.capture("a")
+    for wait in (captured.areceive, captured.asettle):
+        with pytest.raises(ValueError, match="not a number"):
+            await wait(deadline_s=math.nan)
+    for block in (captured.receive, captured.settle):
+        with pytest.raises(ValueError, match="not a number"):
+            await asyncio.to_thread(block, deadline_s=math.nan)
 
 
 @pytest.mark.parametrize("subject", ["", "a b", "a\r\nPUB x 0"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import math
 import socket
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -141,14 +142,28 @@ def test_it_can_be_started_again_and_ends_without_a_word(broker: gnatswarm.Broke
 
 
 def test_mistakes_are_said(broker: gnatswarm.Broker):
-    with pytest.raises(ValueError, match="is no address"):
-        gnatswarm.Chaos("nats://")
+    for url in ("nats://", "", "nats://u:secret@a:b:c", "nats://u:secret@[::1", "nats://127.0.0.1:99999"):
+        with pytest.raises(ValueError, match=r"not the address of a server.*write nats://") as mistake:
+            gnatswarm.Chaos(url)
+        assert "secret" not in str(mistake.value)
     chaos = gnatswarm.Chaos("nats://u:p@127.0.0.1:1")
     with pytest.raises(RuntimeError, match="has not started"):
         _ = chaos.url
     for fault in (gnatswarm.Fault("burn"), gnatswarm.Fault("drop", share=2), gnatswarm.Fault("slow", bytes_per_s=0)):
         with pytest.raises(ValueError, match=r"is no fault|share is"):
             chaos.apply(fault)
+    for number in (math.nan, math.inf, -math.inf):  # of which a message would wait for ever, or not at all
+        for begin in (
+            functools.partial(chaos.delay, "a", number),
+            functools.partial(chaos.slow, number),
+            functools.partial(chaos.drop, "a", number),
+        ):
+            with pytest.raises(ValueError, match="seconds are finite"):
+                begin()
+    for subject in ("", "a..b", ".a", "a b"):  # a test with this fault would pass without any
+        for begin in (functools.partial(chaos.drop, subject), functools.partial(chaos.delay, subject, 0.1)):
+            with pytest.raises(ValueError, match="no message has such a subject"):
+                begin()
     with chaos:
         assert chaos.url.startswith("nats://u:p@127.0.0.1:")
 
