@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -468,8 +469,10 @@ def test_a_traced_request_is_nobodys_where_each_frame_finds_nobody(
     make: Callable[..., Mesh], connect: bytes, served: bytes
 ) -> None:
     mesh = make(3, connect)
+    told: Any = Documents()
     for engine in mesh.engines.values():
-        engine.probe.fanout.tracing = MessageTracing(options.Options(), engine.probe.mesh, Documents(), {})
+        assert engine.probe.mesh is not None
+        engine.probe.fanout.tracing = MessageTracing(options.Options(), engine.probe.mesh, told, {})
     asker, responder, other = asker_of(mesh), client_of(mesh, 1, 1), client_of(mesh, 2, 1)
     responder.feed(b"SUB a q q\r\nSUB a r r\r\nSUB a plain\r\n")
     other.feed(b"SUB a 1\r\nUNSUB 1 1\r\n")

@@ -116,7 +116,8 @@ class Crowd:
 
         `clients`: the shard and the account of each.
         """
-        shards, there = Counter[int](), []
+        shards: Counter[int] = Counter()
+        there: list[str] = []
         for shard, account in clients:
             shards[shard] += 1
             there.append(account)
