@@ -98,9 +98,10 @@ cdef class MeshFence(Fence):
         return 0
 
     cdef int ping(self, int shard) except -1:
-        self.unawaited &= ~(<uint64_t>1 << shard)
-        (<list>self.in_flight[shard]).extend(self.waiting[shard])   # (it is behind what all of them wait for)
-        self.waiting[shard] = []
+        if unlikely(self.is_pinging[shard] != 0):   # since begin(): it is behind what all of them wait for
+            self.unawaited &= ~(<uint64_t>1 << shard)
+            self.in_flight[shard] = self.in_flight[shard] + self.waiting[shard]
+            self.waiting[shard] = []
         self.is_pinging[shard] = 1
         self.frames_pinged[shard] = self.mesh.frames_to(shard)
         self.msgs_pinged[shard] = self.mesh.fanout.links[shard].msgs
@@ -114,8 +115,9 @@ cdef class MeshFence(Fence):
         self.mesh.fanout.asked.acknowledge(shard, self.msgs_pinged[shard])
         if self.frames_acked[shard] >= self.mesh.told_at[shard]:
             self.mesh.unheard &= ~(<uint64_t>1 << shard)
-        self.in_flight[shard] = []
-        if self.waiting[shard]:
+        self.in_flight[shard] = self.waiting[shard]
+        self.waiting[shard] = []
+        if self.in_flight[shard]:
             self.ping(shard)
         return self.acknowledge(done)
 
