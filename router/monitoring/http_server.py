@@ -24,7 +24,7 @@ from urllib.parse import unquote
 import h11
 
 from gnatswarm.router.monitoring.places import RESERVED, Doing, Place, Places
-from gnatswarm.router.monitoring.tls_streams import Streams, streams_past_handshake
+from gnatswarm.router.monitoring.tls_streams import Reader, Streams, Writer, streams_past_handshake
 from gnatswarm.shards.boundary.pace import Pace
 
 logger = logging.getLogger("gnatswarm.monitor")
@@ -167,11 +167,11 @@ class HttpServer:
         if context is None:
             streams: Streams | None = await _plain_streams(sock)
         else:
-            streams = await streams_past_handshake(sock, context(), limit=READ_BYTES, deadline_s=HEAD_DEADLINE_S)
+            streams = await streams_past_handshake(sock, context(), deadline_s=HEAD_DEADLINE_S)
         if streams is not None:
             await self._serve(place, *streams)
 
-    async def _serve(self, place: Place, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(self, place: Place, reader: Reader, writer: Writer) -> None:
         connection = h11.Connection(h11.SERVER, max_incomplete_event_size=MOST_HEAD_BYTES)
         try:
             place.turn(Doing.ASKING)
@@ -204,9 +204,7 @@ class HttpServer:
             # Not close(), which keeps the descriptor until the peer has read the rest, however long that takes.
             writer.transport.abort()
 
-    async def _answer(
-        self, connection: h11.Connection, writer: asyncio.StreamWriter, request: h11.Request, place: Place
-    ) -> None:
+    async def _answer(self, connection: h11.Connection, writer: Writer, request: h11.Request, place: Place) -> None:
         method = request.method.decode("ascii")
         headers = {name.decode("ascii"): value.decode("latin-1") for name, value in request.headers}
         path, query = _target_of(request, headers)
@@ -242,7 +240,7 @@ async def _plain_streams(sock: socket.socket) -> Streams:
 
 
 async def _read_request(
-    connection: h11.Connection, reader: asyncio.StreamReader, deadline: asyncio.Timeout, place: Place
+    connection: h11.Connection, reader: Reader, deadline: asyncio.Timeout, place: Place
 ) -> h11.Request | None:
     """The next request, without its body; None at the end. Once begun it must be complete within HEAD_DEADLINE_S."""
     request: h11.Request | None = None
@@ -289,7 +287,7 @@ def _begin(place: Place, deadline: asyncio.Timeout) -> None:
     deadline.reschedule(asyncio.get_running_loop().time() + HEAD_DEADLINE_S)
 
 
-async def _close(writer: asyncio.StreamWriter, place: Place) -> None:
+async def _close(writer: Writer, place: Place) -> None:
     """Close the connection when the peer has read everything, or has had enough time for it."""
     place.turn(Doing.TAKING)
     writer.close()
@@ -298,7 +296,7 @@ async def _close(writer: asyncio.StreamWriter, place: Place) -> None:
 
 
 async def _write(
-    connection: h11.Connection, writer: asyncio.StreamWriter, response: HttpResponse, place: Place, *, is_head: bool
+    connection: h11.Connection, writer: Writer, response: HttpResponse, place: Place, *, is_head: bool
 ) -> None:
     headers = [
         ("content-type", response.content_type),
