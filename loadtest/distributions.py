@@ -7,11 +7,18 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import math
 import random
 import re
 from collections.abc import Callable
 
 MAX_PAYLOAD_BYTES = 8 * 1024 * 1024
+
+
+# Of a Zipf distribution: 160 MB.
+MOST_NUMBERS = 10_000_000
+# Its exponential makes any payload larger than the largest; that of a thousand is no number.
+FAR = 100.0
 
 
 class Zipf:
@@ -21,8 +28,8 @@ class Zipf:
     """
 
     def __init__(self, n: int, s: float = 1.0) -> None:
-        if n < 1 or s < 0:
-            raise ValueError(f"a Zipf distribution has n of 1 or more and s of 0 or more, not {n} and {s:g}")
+        if not (1 <= n <= MOST_NUMBERS and 0 <= s < math.inf):
+            raise ValueError(f"a Zipf distribution has n of 1 to {MOST_NUMBERS} and s of 0 or more, not {n} and {s:g}")
         self._sums = list(itertools.accumulate((k + 1) ** -s for k in range(n)))
 
     def draw(self, rng: random.Random) -> int:
@@ -41,7 +48,7 @@ def payload_sizes(text: str) -> Callable[[random.Random], int]:
             return lambda rng: rng.randint(least, most)
     if match := re.fullmatch(r"lognormal:(\d+):(\d+(?:\.\d+)?)", text):
         median, sigma = _checked(int(match[1]), text), float(match[2])
-        return lambda rng: min(MAX_PAYLOAD_BYTES, round(median * rng.lognormvariate(0, sigma)))
+        return lambda rng: min(MAX_PAYLOAD_BYTES, round(median * math.exp(min(rng.normalvariate(0, sigma), FAR))))
     raise ValueError(f"{text!r} is no distribution of sizes (write 256, 16-4096 or lognormal:256:1.0)")
 
 

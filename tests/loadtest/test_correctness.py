@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gnatswarm.loadtest.correctness import STAMP_BYTES, Ledger, Stamp, Stamper
-from gnatswarm.loadtest.distributions import Arrivals, Zipf, payload_sizes
+from gnatswarm.loadtest.distributions import MAX_PAYLOAD_BYTES, Arrivals, Zipf, payload_sizes
 
 
 def faults(numbers: list[int]) -> list[str]:
@@ -83,7 +84,13 @@ def test_zipf_prefers_the_first_as_it_should():
     assert Zipf(1, 2.0).draw(rng) == 0
 
 
-@pytest.mark.parametrize(("n", "s"), [(0, 1.0), (5, -1.0)])
+def test_however_far_a_log_normal_distribution_goes_a_payload_is_no_larger_than_the_largest():
+    rng = random.Random(1)
+    drawn = {payload_sizes("lognormal:5:1000")(rng) for _ in range(100)}
+    assert {0, MAX_PAYLOAD_BYTES} <= drawn and max(drawn) == MAX_PAYLOAD_BYTES
+
+
+@pytest.mark.parametrize(("n", "s"), [(0, 1.0), (5, -1.0), (5, math.nan), (5, math.inf), (10**9, 1.0)])
 def test_a_zipf_distribution_that_is_none_is_refused(n: int, s: float):
     with pytest.raises(ValueError, match="Zipf"):
         Zipf(n, s)

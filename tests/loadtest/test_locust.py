@@ -53,6 +53,16 @@ def locust(folder: Path, *words: str, until: Iterable[str] = (), environment: di
     return Ran(code, log.text)
 
 
+def test_a_run_lasts_as_long_as_it_should_though_modules_were_read_for_long(tmp_path: Path):
+    """Timers counted from before that: `-t 2s` was over at once, without a message and without an error."""
+    (tmp_path / "slow.py").write_text("import time\ntime.sleep(3)\n")
+    words = "-f", f"{tmp_path}/slow.py,{LOCUSTFILE}", "-t", "2s", "-u", "1", "--host", "nats://127.0.0.1:1"
+    text = locust(tmp_path, *words).text
+    stamps = [re.search(rf":(\d\d),(\d\d\d)\].*{said}", text) for said in ("Run time limit set", "limit reached")]
+    set_ms, over_ms = (int(found[1]) * 1000 + int(found[2]) for found in stamps if found)
+    assert (over_ms - set_ms) % 60_000 > 1900
+
+
 def some(names: Iterable[str], digits: int = 1) -> list[str]:
     """Patterns: each of these names has requests, a number of at least so many digits."""
     return [rf" {re.escape(name)} +[1-9]\d{{{digits - 1},}} +\d+\(" for name in names]
