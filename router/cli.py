@@ -104,7 +104,7 @@ def _open_standard_descriptors() -> None:
 
 def _show_all_characters() -> None:
     """Show by number what the encoding of standard output lacks, such as an arrow in Latin 1: else it is an error."""
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in ("strict", "surrogateescape"):
         sys.stdout.reconfigure(errors="backslashreplace")
 
 

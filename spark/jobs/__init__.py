@@ -19,5 +19,5 @@ if sys.argv[:1] == ["-m"]:  # as a program, which Python is just reading
     # Blocked by who started it, until here: before, ^C would be a traceback.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     # What its encoding lacks, such as an arrow in Latin 1, is shown by number: else it is an error.
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in ("strict", "surrogateescape"):
         sys.stdout.reconfigure(errors="backslashreplace")

@@ -175,14 +175,17 @@ def test_each_command_has_its_own_help_and_does_nothing_else(command: str, words
     assert all(len(line) <= 120 for line in done.stdout.splitlines())
 
 
-@pytest.mark.parametrize("words", ["-h", "help doctor", "sub -h", "bench -h", "place -h", "config get server_name -c FILE"])
-def test_what_the_terminal_cannot_show_is_shown_by_number(words: str, tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii:surrogateescape"], ids=["latin-1", "the locale C"])
+@pytest.mark.parametrize(
+    "words", ["-h", "help doctor", "sub -h", "bench -h", "place -h", "config get server_name -c FILE"]
+)
+def test_what_the_terminal_cannot_show_is_shown_by_number(words: str, encoding: str, tmp_path: pathlib.Path) -> None:
     """Arrows and dots of our own, and what a file has: with the encoding of an old locale each was a traceback."""
     file = tmp_path / "broker.conf"
     file.write_text('server_name: "hé…"\n', encoding="utf-8")
     done = subprocess.run(
         [sys.executable, "-P", "-m", "gnatswarm", *words.replace("FILE", str(file)).split()],
-        env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path), "HOME": str(tmp_path), "PYTHONIOENCODING": "latin-1"},
+        env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path), "HOME": str(tmp_path), "PYTHONIOENCODING": encoding},
         capture_output=True,
         timeout=60,
         check=False,
