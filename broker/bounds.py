@@ -13,8 +13,8 @@ LARGEST_MAX_CONTROL_LINE_BYTES = 128 * 1024
 # and under a trace. That is who asks, of some 400 KB at most (a CONNECT of one control line), and one destination.
 LARGEST_FRAME_PAYLOAD_BYTES = LARGEST_MAX_PAYLOAD_BYTES + 1024 * 1024
 
-# The options, as each shard is told them in one message when it starts. It is some 50,000 users with permissions, which a
-# shard reads in 0.2 s; of a reload it does so in turns.
+# The options, as each shard is told them in one message when it starts. It is some 50,000 users with permissions, which
+# a shard reads in 0.2 s; those of a reload in turns.
 LARGEST_OPTIONS_BYTES = 15 * 1024 * 1024
 
 # Our "no limit", for which nats-server has -1: more connections than one host's ports and memory allow.

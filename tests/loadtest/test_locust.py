@@ -55,7 +55,8 @@ def locust(folder: Path, *words: str, until: Iterable[str] = (), environment: di
 
 def test_a_run_lasts_as_long_as_it_should_though_modules_were_read_for_long(tmp_path: Path):
     """Timers counted from before that: `-t 2s` was over at once, without a message and without an error."""
-    (tmp_path / "slow.py").write_text("import time\ntime.sleep(3)\n")
+    busy = "import time\nuntil_s = time.monotonic() + 3\nwhile time.monotonic() < until_s:\n    pass\n"
+    (tmp_path / "slow.py").write_text(busy)
     words = "-f", f"{tmp_path}/slow.py,{LOCUSTFILE}", "-t", "2s", "-u", "1", "--host", "nats://127.0.0.1:1"
     text = locust(tmp_path, *words).text
     stamps = [re.search(rf":(\d\d),(\d\d\d)\].*{said}", text) for said in ("Run time limit set", "limit reached")]

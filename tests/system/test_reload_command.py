@@ -56,7 +56,7 @@ async def test_what_changed_is_printed_and_holds_for_the_next_connection(start_b
 
 
 async def test_thousands_of_users_hold_when_a_reload_says_that_it_is_done(start_broker: Start, cluster_of):
-    """Shards are told them in parts. Of each part one may log in, and who is connected and may not any more is closed."""
+    """Shards are told them in parts: of each part one may log in; who is connected and may not any more is closed."""
 
     def users(first: int, last: int) -> str:
         named = "\n".join(f"{{user: u{n}, password: secret}}" for n in range(first, last))
