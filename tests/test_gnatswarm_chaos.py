@@ -8,6 +8,7 @@ import math
 import socket
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -152,7 +153,8 @@ def test_mistakes_are_said(broker: gnatswarm.Broker):
     for fault in (gnatswarm.Fault("burn"), gnatswarm.Fault("drop", share=2), gnatswarm.Fault("slow", bytes_per_s=0)):
         with pytest.raises(ValueError, match=r"is no fault|share is"):
             chaos.apply(fault)
-    for number in (math.nan, math.inf, -math.inf):  # of which a message would wait for ever, or not at all
+    numbers: list[Any] = [math.nan, math.inf, -math.inf]
+    for number in numbers:  # of which a message would wait for ever, or not at all
         for begin in (
             functools.partial(chaos.delay, "a", number),
             functools.partial(chaos.slow, number),

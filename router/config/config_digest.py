@@ -43,8 +43,9 @@ def _pieces(node: Node, depth: int) -> Iterator[bytes]:
         yield _json(_plain(node))
         return
     is_block = isinstance(node, Block)
+    values = _sorted(node) if isinstance(node, Block) else [("", item) for item in node.items]
     yield b"{" if is_block else b"["
-    for at, (key, value) in enumerate(_sorted(node) if is_block else (("", item) for item in node.items)):
+    for at, (key, value) in enumerate(values):
         if at:
             yield b","
         if is_block:
