@@ -430,6 +430,11 @@ class Options(_Discreet, frozen=True, forbid_unknown_fields=True):
         return found | ({"leafnodes": (self.leafnodes.host, self.leafnodes.port)} if self.leafnodes.port else {})
 
     @property
+    def has_log_in(self) -> bool:
+        """Whether there is a token, or users (one of which clients may be without a log-in)."""
+        return bool(self.auth_token or self.auth_user or self.users)
+
+    @property
     def server_version(self) -> str:
         """The version of nats-server that clients and pages are told."""
         return SERVER_VERSIONS[self.compatibility]

@@ -473,8 +473,8 @@ def _route(
     from gnatswarm.router.config.options_build import build, build_parsed
     from gnatswarm.router.listening.listeners import ListenError
 
-    def read() -> Options:
-        options = build(line).options
+    def read(instead_of: Options | None = None) -> Options:
+        options = build(line, instead_of=instead_of).options
         return options if inherited is None else inherited.adapt(options)
 
     options = None

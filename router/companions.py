@@ -74,7 +74,7 @@ class Companions:
         broker: SupervisedBroker,
         notifier: Notifier,
         *,
-        reparse: Callable[[], Options] | None,
+        reparse: Callable[[Options], Options] | None,
         own: Sequence[str] = (),
     ) -> None:
         self._broker = broker

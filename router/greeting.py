@@ -33,11 +33,6 @@ def greet(options: Options, program: str, server_id: str, server_name: str) -> N
         log.info("Using configuration file: %s%s", options.config_file, digest)
 
 
-def has_log_in(options: Options) -> bool:
-    """Whether the configuration has a token or users (one of which clients may be without a log-in)."""
-    return bool(options.auth_token or options.auth_user or options.users)
-
-
 def has_plain_password(options: Options) -> bool:
     """Whether the configuration has a plain-text password; tokens do not count, as in nats-server."""
     passwords = [word for word in (options.auth_password, *(user.password for user in options.users)) if word]

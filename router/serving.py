@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from gnatswarm.broker.options import Options
-from gnatswarm.router.greeting import greet, has_log_in
+from gnatswarm.router.greeting import greet
 from gnatswarm.router.listening import monitor_socket
 from gnatswarm.router.listening.listeners import ListenError
 from gnatswarm.router.supervision import descriptors
@@ -40,7 +40,7 @@ def serve(
     *,
     program: str,
     post: Post,
-    reparse: Callable[[], Options] | None = None,
+    reparse: Callable[[Options], Options] | None = None,
     command: Sequence[str] = (),
     inherited: Inherited | None = None,
     begun: HeadStart | None = None,
@@ -154,7 +154,7 @@ def _start(
     if program != "nats-server":
         from gnatswarm.router.commands.first_screen import first_screen, show
 
-        is_open = not (has_log_in(options) or (options.tls.is_on and not options.allow_non_tls))
+        is_open = not (options.has_log_in or (options.tls.is_on and not options.allow_non_tls))
         accept = options.sharding.accept
         pids, like = broker.shard_pids, options.server_version
         show(first_screen(address, broker.pid, os.getpid(), pids, accept, like, is_open=is_open, own=own))

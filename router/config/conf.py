@@ -40,11 +40,12 @@ _CONTROL_CHARACTER = re.compile("[\x00-\x08\x0e-\x1f\x7f]")
 class Parsed:
     """What a file said, and everything that is wrong with how it says it."""
 
-    def __init__(self, tree: Block, problems: list[Problem], notices: list[Problem], is_whole: bool) -> None:
+    def __init__(self, tree: Block, reading: _Reading) -> None:
         self.tree = tree
-        self.problems = problems
-        self.notices = notices  # legal, but probably not meant
-        self.is_whole = is_whole  # False: a value is missing, because its variable is undefined
+        self.problems = reading.problems
+        self.notices = reading.notices  # legal, but probably not meant
+        self.empty_files = reading.empty_files
+        self.is_whole = reading.is_whole  # False: a value is missing, because its variable is undefined
 
 
 def parse_file(path: str, *, environment: Mapping[str, str] | None = None, most_bytes: int = 0) -> Parsed:
@@ -54,14 +55,14 @@ def parse_file(path: str, *, environment: Mapping[str, str] | None = None, most_
     """
     reading = _Reading(os.environ if environment is None else environment, most_bytes)
     tree = reading.file(path, Position(path))
-    return Parsed(tree, reading.problems, reading.notices, reading.is_whole)
+    return Parsed(tree, reading)
 
 
 def parse_text(text: str, *, file: str = "text", environment: Mapping[str, str] | None = None) -> Parsed:
     """The tree of a text; includes are relative to the directory of `file`."""
     reading = _Reading(os.environ if environment is None else environment)
     tree = reading.text(text, file)
-    return Parsed(tree, reading.problems, reading.notices, reading.is_whole)
+    return Parsed(tree, reading)
 
 
 def load(path: str, *, environment: Mapping[str, str] | None = None) -> Block:
@@ -88,6 +89,7 @@ class _Reading:
         self.most_bytes = most_bytes or MOST_BYTES
         self.problems: list[Problem] = []
         self.notices: list[Problem] = []
+        self.empty_files: list[str] = []  # of those that were read
         self.is_whole = True
         self.open_files: list[str] = []  # real paths, outermost first
         self.files = 0
@@ -119,6 +121,7 @@ class _Reading:
     def text(self, text: str, file: str) -> Block:
         """The tree of one text."""
         if not text.strip():
+            self.empty_files.append(file)
             self.notices.append(Problem(Position(file), "the configuration is empty", "every option is at its default"))
         return _Parser(Scanner(text.removeprefix("\ufeff"), file), self).top()
 

@@ -71,6 +71,8 @@ _LOCKS = ("authorization", "accounts", "tls", "websocket", "ws", "leafnodes", "l
 _ONCE = (*_LOCKS, "placement")
 _TLS_FLAGS = ("tls", "tlsverify", "tlscert", "tlskey", "tlscacert")
 _CREDENTIALS = ("auth_token", "auth_user", "auth_password")
+_EMPTY = "the file is empty, and without it everybody may connect, who had to log in before"
+_IF_EMPTY = "reload again when the file has been written; restart the broker if it is meant to be empty"
 
 
 class Built(msgspec.Struct, frozen=True):
@@ -80,14 +82,22 @@ class Built(msgspec.Struct, frozen=True):
     warnings: tuple[str, ...] = ()
 
 
-def build(line: CommandLine, *, environment: Mapping[str, str] | None = None) -> Built:
-    """The options of this command line and the file that it names; ConfigError with all problems."""
+def build(
+    line: CommandLine, *, environment: Mapping[str, str] | None = None, instead_of: Options | None = None
+) -> Built:
+    """The options of this command line and the file that it names; ConfigError with all problems.
+
+    `instead_of`: those that a broker has, to which everybody should not have access only because a file was read while
+    somebody was writing it.
+    """
     if not line.config_file:
         return build_parsed(None, line)
     from gnatswarm.router.config.conf import parse_file
 
     parsed = parse_file(line.config_file, environment=environment)
     built = build_parsed(parsed, line)
+    if instead_of is not None and instead_of.has_log_in and not built.options.has_log_in and parsed.empty_files:
+        raise ConfigError([Problem(Position(parsed.empty_files[0]), _EMPTY, _IF_EMPTY)])
     give_up(parsed.tree)
     return built
 

@@ -73,7 +73,7 @@ def varz(facts: Facts, requests: dict[str, int], *, leafs: int = 0) -> Document:
         "host": facts.host,
         "port": facts.port,
     }
-    if options.auth_token or options.auth_user or options.users:
+    if options.has_log_in:
         document["auth_required"] = True
     if options.tls.is_on and not options.allow_non_tls:
         document["tls_required"] = True

@@ -55,8 +55,9 @@ class ReloadOutcome(msgspec.Struct, frozen=True):
 
 
 class Reloader:
-    """Reloads one broker. `reparse` reads its configuration again; `on_reloaded` is called when the options changed.
+    """Reloads one broker. `reparse` reads its configuration again, instead of those options.
 
+    `on_reloaded` is called when the options changed.
     `on_scaled_up` is called when shards are being added, `warnings` says what of the new options cannot be done now.
     """
 
@@ -67,7 +68,7 @@ class Reloader:
         notifier: Notifier,
         echo: ReloadEcho,
         *,
-        reparse: Callable[[], Options] | None,
+        reparse: Callable[[Options], Options] | None,
         on_reloaded: Callable[[], None],
         on_scaled_up: Callable[[], None] = lambda: None,
         warnings: Callable[[], list[str]] = list,
@@ -154,7 +155,7 @@ class Reloader:
         if why:
             return self._refused(why)
         try:
-            options, users = await _in_thread(partial(_read, self._reparse))
+            options, users = await _in_thread(partial(_read, self._reparse, self._broker.options))
         except ConfigError as error:
             from gnatswarm.router.config.excerpt import with_lines
 
@@ -227,9 +228,9 @@ class Reloader:
         return ReloadOutcome(answer=ReloadAnswer(changes, tuple(problems)))
 
 
-def _read(reparse: Callable[[], Options]) -> tuple[Options, list[bytes]]:
+def _read(reparse: Callable[[Options], Options], instead_of: Options) -> tuple[Options, list[bytes]]:
     """The new options, and their users as all shards are told them."""
-    options = reparse()
+    options = reparse(instead_of)
     return options, [encode(part) for part in users_in_parts(options.users)]
 
 

@@ -34,7 +34,7 @@ from gnatswarm.router.supervision.notify import Notifier
 notifier = Notifier.take(os.environ, os.getpid())
 options, program, command = json.loads(sys.argv[1])
 path = os.environ.get("RELOADED_OPTIONS")
-reparse = (lambda: msgspec.json.decode(open(path, "rb").read(), type=Options)) if path else None
+reparse = (lambda _: msgspec.json.decode(open(path, "rb").read(), type=Options)) if path else None
 def route(post):
     from gnatswarm.router.serving import serve
     return serve(msgspec.convert(options, Options), program=program, post=post, command=command, reparse=reparse,

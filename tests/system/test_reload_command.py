@@ -130,6 +130,16 @@ def opened(pid: int) -> list[str]:
     return found
 
 
+async def test_a_file_that_is_empty_while_it_is_written_opens_no_broker(start_broker: Start, cluster_of):
+    broker = start_broker(config='authorization { users: [ { user: ann, password: "secret" } ] }\n')
+    write(broker, "")
+    done = await asyncio.to_thread(reload, broker, "-p", str(broker.port))
+    assert done.returncode == 1
+    assert "broker.conf: the file is empty, and without it everybody may connect" in done.stderr
+    assert "reload again when the file has been written" in done.stderr
+    assert (await cluster_of(broker).raw()).info["auth_required"]
+
+
 def test_signal_reload_says_what_is_wrong_and_nothing_else(start_broker: Start):
     broker = start_broker(config="max_payload: 100\n")
     program = broker.kind.program()

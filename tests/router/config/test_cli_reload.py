@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 
 from gnatswarm.broker.limits import Limits
 from gnatswarm.broker.options import Cluster, LeafNodes, LeafRemote, Logging, Options, Sharding, Tls, User, WebSocket
+from gnatswarm.router.config.conf_tree import ConfigError
+from gnatswarm.router.config.flags import parse
+from gnatswarm.router.config.options_build import build
 from gnatswarm.router.config.reload import FIXED, LIVE, diff, with_chosen_ports
 
 
@@ -97,3 +102,21 @@ def test_the_process_for_other_servers_neither_comes_nor_goes_with_a_reload() ->
         (line,) = diff(before, after).refused
         assert line.startswith("reload not supported for leafnodes and cluster: ")
     assert not diff(Options(cluster=Cluster(port=5)), Options(cluster=Cluster(port=5), leafnodes=some)).is_refused
+
+
+@pytest.mark.parametrize("emptied", ["broker.conf", "users.conf"])
+def test_a_file_that_is_empty_for_a_moment_lets_nobody_in_who_had_to_log_in(tmp_path: Path, emptied: str) -> None:
+    whole, users, more = tmp_path / "broker.conf", tmp_path / "users.conf", tmp_path / "more.conf"
+    whole.write_text("include users.conf\ninclude more.conf\n")
+    users.write_text('authorization { users: [ { user: ann, password: "secret" } ] }\n')
+    more.write_text("\n")
+    line = parse(["-c", str(whole)])
+    old = build(line).options
+    assert build(line, instead_of=old).options.users == old.users  # (one that may be empty)
+    (tmp_path / emptied).write_text("")
+    with pytest.raises(ConfigError, match=f"{emptied}: the file is empty, and without it everybody may connect"):
+        build(line, instead_of=old)
+    assert not build(line, instead_of=Options()).options.has_log_in  # nobody had to
+    users.write_text("# nobody\n")
+    whole.write_text("include users.conf\n")
+    assert not build(line, instead_of=old).options.has_log_in  # somebody has said so

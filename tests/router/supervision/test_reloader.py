@@ -85,10 +85,10 @@ class Router:
     def take_back(self, *, shards: int) -> None:
         self.options = replace(self.options, sharding=replace(self.options.sharding, shards=shards))
 
-    def reload(self, reparse: Callable[[], Options] | None) -> None:
+    def reload(self, reparse: Callable[[Options], Options] | None) -> None:
         asyncio.run(self.reloader(reparse).reload())
 
-    def reloader(self, reparse: Callable[[], Options] | None) -> Reloader:
+    def reloader(self, reparse: Callable[[Options], Options] | None) -> Reloader:
         broker: Any = self
         notifier: Any = self.notifier
         return Reloader(
@@ -114,7 +114,7 @@ class Router:
 )
 def test_every_shard_is_told_the_whole_of_it(wanted: Options) -> None:
     router = Router(Options())
-    router.reload(lambda: wanted)
+    router.reload(lambda _: wanted)
     assert router.options is wanted and router.configured_us > 0
     assert [step for step in router.steps if isinstance(step, Reload)] == [Reload(wanted, 1)]
     # Whoever looks afterwards finds the new options with the router before a shard can have answered.
@@ -126,7 +126,7 @@ def test_users_are_told_in_parts_before_the_options() -> None:
     """A shard reads them in turns; it has all when the Reload comes."""
     router = Router(Options())
     wanted = Options(users=tuple(User(f"u{n}", "secret") for n in range(2 * USERS_AT_ONCE + 1)))
-    router.reload(lambda: wanted)
+    router.reload(lambda _: wanted)
     *parts, last = [step for step in router.steps if isinstance(step, ReloadUsers | Reload)]
     assert last == Reload(Options(), 1)
     read = [decode_users(part.users) for part in parts if isinstance(part, ReloadUsers)]
@@ -137,7 +137,7 @@ def test_users_are_told_in_parts_before_the_options() -> None:
 def test_a_reload_is_done_when_every_shard_that_was_told_has_said_so_or_is_gone() -> None:
     router = Router(Options())
     router.shards = [SimpleNamespace(number=number, process=object()) for number in range(2)]
-    router.reload(lambda: Options(limits=Limits(max_connections=3)))
+    router.reload(lambda _: Options(limits=Limits(max_connections=3)))
     router.echo.on_reloaded(0, 1)
     router.echo.on_reloaded(0, 1)
     assert "reloaded: " not in router.steps
@@ -149,7 +149,7 @@ def test_a_reload_is_done_when_every_shard_that_was_told_has_said_so_or_is_gone(
 def test_a_shard_that_confirms_the_reload_before_has_not_confirmed_this_one() -> None:
     router = Router(Options())
     for most in (3, 4):
-        router.reload(lambda most=most: Options(limits=Limits(max_connections=most)))  # type: ignore[misc]
+        router.reload(lambda _, most=most: Options(limits=Limits(max_connections=most)))  # type: ignore[misc]
     router.echo.on_reloaded(0, 1)
     assert not router.echo.is_complete and "reloaded: " not in router.steps
     router.echo.on_reloaded(0, 2)
@@ -160,7 +160,7 @@ def test_where_no_shard_has_a_process_a_reload_is_done_at_once() -> None:
     """A service manager waits for the word that it is."""
     router = Router(Options())
     router.shards = [SimpleNamespace(number=0, process=None)]
-    router.reload(lambda: Options(limits=Limits(max_connections=3)))
+    router.reload(lambda _: Options(limits=Limits(max_connections=3)))
     assert router.steps.count("reloaded: ") == 1
 
 
@@ -168,7 +168,7 @@ def test_a_shard_without_a_process_is_not_waited_for() -> None:
     """It gets the options with which it starts."""
     router = Router(Options())
     assert [shard.number for shard in router.shards if shard.process is None] == [1]
-    router.reload(lambda: Options(limits=Limits(max_connections=3)))
+    router.reload(lambda _: Options(limits=Limits(max_connections=3)))
     router.echo.on_reloaded(0, 1)
     assert "reloaded: " in router.steps
 
@@ -176,31 +176,31 @@ def test_a_shard_without_a_process_is_not_waited_for() -> None:
 def test_other_shards_come_and_go_after_all_were_told() -> None:
     router = Router(Options(sharding=Sharding(shards=2)))
     wanted = Options(sharding=Sharding(shards=3), limits=Limits(max_connections=3))
-    router.reload(lambda: wanted)
+    router.reload(lambda _: wanted)
     assert router.steps[-2:] == ["scale 3", "even"]
     assert Reload(wanted, 1) in router.steps
     router.wanted = 3
-    router.reload(lambda: wanted)
+    router.reload(lambda _: wanted)
     assert router.steps.count("scale 3") == 1
-    router.reload(lambda: Options(sharding=Sharding(shards=1)))
+    router.reload(lambda _: Options(sharding=Sharding(shards=1)))
     assert router.steps[-1] == "scale 1"
 
 
 def test_shards_that_could_not_be_added_are_asked_for_again_by_the_next_reload() -> None:
     router = Router(Options(sharding=Sharding(shards=2)), cannot_scale="the broker is still starting")
     wanted = Options(sharding=Sharding(shards=3), auth_token="t")
-    outcome = asyncio.run(router.reloader(lambda: wanted).reload())
+    outcome = asyncio.run(router.reloader(lambda _: wanted).reload())
     assert outcome.answer.problems == ("the broker is still starting",)
     assert [change.field for change in outcome.answer.changes] == ["auth_token"]
     router.cannot_scale = ""
-    router.reload(lambda: wanted)
+    router.reload(lambda _: wanted)
     assert router.steps.count("scale 3") == 2
     assert router.options == wanted
 
 
 def test_one_change_that_needs_a_restart_leaves_everything_as_it_was() -> None:
     router = Router(before := Options())
-    router.reload(lambda: Options(port=5, limits=Limits(max_connections=3), pid_file="pid"))
+    router.reload(lambda _: Options(port=5, limits=Limits(max_connections=3), pid_file="pid"))
     assert router.options is before and router.configured_us == 0
     assert router.steps == ["reloading", "reloaded: the reload failed and changed nothing, the log says why"]
 
@@ -208,7 +208,7 @@ def test_one_change_that_needs_a_restart_leaves_everything_as_it_was() -> None:
 def test_a_configuration_that_cannot_be_read_leaves_everything_as_it_was() -> None:
     router = Router(before := Options())
 
-    def reparse() -> Options:
+    def reparse(_: Options) -> Options:
         raise ConfigError([])
 
     for parse in (reparse, None):
@@ -221,7 +221,7 @@ def test_a_configuration_that_cannot_be_read_leaves_everything_as_it_was() -> No
 def test_an_error_that_nobody_expected_is_the_end_of_the_reload(caplog: pytest.LogCaptureFixture) -> None:
     router = Router(before := Options())
 
-    def reparse() -> Options:
+    def reparse(_: Options) -> Options:
         raise RecursionError("as deep as it goes")
 
     with pytest.raises(RecursionError):
@@ -241,11 +241,11 @@ def test_a_log_file_that_cannot_be_opened_leaves_logging_as_it_was_and_the_rest_
     old = Options()
     wanted = Options(auth_token="t", logging=Logging(file="log"))
     router = Router(old)
-    router.reload(lambda: wanted)
+    router.reload(lambda _: wanted)
     (told,) = [step for step in router.steps if isinstance(step, Reload)]
     assert told.options == router.options == Options(auth_token="t", logging=old.logging)
     assert router.reload_failed_us > 0  # as /varz and /metrics tell
-    router.reload(lambda: router.options)
+    router.reload(lambda _: router.options)
     assert router.reload_failed_us == 0
 
 
@@ -253,7 +253,7 @@ async def test_the_router_goes_on_while_it_reads(monkeypatch: pytest.MonkeyPatch
     router = Router(Options())
     may_go_on = threading.Event()
 
-    def reparse() -> Options:
+    def reparse(_: Options) -> Options:
         assert may_go_on.wait(20)
         return Options(auth_token="t")
 
@@ -271,7 +271,7 @@ async def test_however_many_ask_while_one_is_read_one_more_is_read_for_them() ->
     may_go_on = threading.Event()
     tokens: list[str] = []
 
-    def reparse() -> Options:
+    def reparse(_: Options) -> Options:
         tokens.append(str(len(tokens)))
         assert may_go_on.wait(20)
         return Options(auth_token=tokens[-1])
@@ -290,7 +290,7 @@ async def test_however_many_ask_while_one_is_read_one_more_is_read_for_them() ->
 async def test_what_has_begun_while_it_was_read_is_not_disturbed(what: str) -> None:
     router = Router(before := Options())
 
-    def reparse() -> Options:
+    def reparse(_: Options) -> Options:
         setattr(router, what, True)
         return Options(auth_token="t")
 
@@ -304,13 +304,13 @@ async def test_where_there_are_no_more_threads_it_is_read_all_the_same(monkeypat
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
     router = Router(Options())
-    await router.reloader(lambda: Options(auth_token="t")).reload()
+    await router.reloader(lambda _: Options(auth_token="t")).reload()
     assert router.options.auth_token == "t"
 
 
 async def test_who_asks_is_told_when_it_holds_on_every_shard() -> None:
     router = Router(Options())
-    task = asyncio.create_task(router.reloader(lambda: Options(auth_token="t")).reload_everywhere())
+    task = asyncio.create_task(router.reloader(lambda _: Options(auth_token="t")).reload_everywhere())
     await until(lambda: any(isinstance(step, Reload) for step in router.steps))
     assert not task.done()
     router.echo.on_reloaded(0, 1)
@@ -319,7 +319,7 @@ async def test_who_asks_is_told_when_it_holds_on_every_shard() -> None:
 
 async def test_who_asks_is_told_that_a_shard_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reloader_module, "CONFIRMED_WITHIN_S", 0.0)
-    assert (await Router(Options()).reloader(lambda: Options(auth_token="t")).reload_everywhere()).is_late
+    assert (await Router(Options()).reloader(lambda _: Options(auth_token="t")).reload_everywhere()).is_late
 
 
 async def test_that_the_keeper_has_no_room_for_the_options_is_answered() -> None:
@@ -338,7 +338,7 @@ async def test_that_the_keeper_has_no_room_for_the_options_is_answered() -> None
             return self.are_options_late
 
     router.holdings = holdings = Keeps()
-    asked = asyncio.create_task(router.reloader(lambda: Options(auth_token="t")).reload_everywhere())
+    asked = asyncio.create_task(router.reloader(lambda _: Options(auth_token="t")).reload_everywhere())
     await until(lambda: any(isinstance(step, Reload) for step in router.steps))
     router.echo.on_reloaded(0, 1)
     await until(lambda: asked.done() or len(looks) == 3)
