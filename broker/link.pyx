@@ -749,6 +749,12 @@ cdef class SiblingLink(OriginLink):
         out_call(&self.out)
 
     @property
+    def is_unheard(self) -> bool:
+        """Whether its other end may not have joined yet: what the last link told is still being dropped there, or
+        connections move. Nothing has come that a link begins with when it has joined."""
+        return self.n_told == 0 and not self.heard_ping
+
+    @property
     def is_behind(self) -> bool:
         """Whether publishers that feed it are to wait."""
         return self.out.is_behind

@@ -43,8 +43,8 @@ DIAL_AGAIN_S = 0.1
 LOOK_S = 0.25
 LOOKS_OF_THE_DIALLED = 8
 LOOKS_OF_THE_DIALLER = 16
-# A look at which interest was told, read or dropped since the last one, or moves went on for which the link waits: a
-# million subjects take seconds where there are few processors.
+# A look at which interest was told, read or dropped since the last one, or moves went on for which the link waits, here
+# or at its other end, which says nothing then: a million subjects take seconds where there are few processors.
 LOOK_AT_PROGRESS = 0.125
 
 
@@ -476,7 +476,8 @@ class Links:
             )
             return
         now = self._progress(shard)
-        looks += LOOK_AT_PROGRESS if now[0] is before[0] and now[1] > before[1] else 1
+        goes_on = now[0] is not None and now[0] is before[0] and (now[1] > before[1] or now[0].link.is_unheard)
+        looks += LOOK_AT_PROGRESS if goes_on else 1
         self._loop.call_later(LOOK_S, self._look_at_hole, shard, hole, looks, now)
 
     def _look_whether_whole(self) -> None:

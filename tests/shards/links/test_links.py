@@ -414,6 +414,22 @@ def test_a_link_is_not_given_up_while_interest_passes_over_it(swarm: Swarm) -> N
     assert len(one.said) == 2
 
 
+def test_a_link_is_not_given_up_while_its_other_end_drops_what_the_last_one_told(swarm: Swarm) -> None:
+    """It says nothing then, and reads nothing."""
+    low, high = swarm.start(0), swarm.start(1)
+    swarm.tell(low, high)
+    go_on_soon, high.mesh.soon = high.mesh.soon, lambda: None  # (nothing is dropped yet)
+    swarm.cut(high)
+    for _ in range(2 * LOOKS_OF_THE_DIALLED):
+        swarm.pass_s(LOOK_S)
+    assert [session.link.is_joined for session in low.links.sessions] == [True]
+    assert [session.link.is_joined for session in high.links.sessions] == [False]
+    high.mesh.soon = go_on_soon
+    go_on_soon()
+    swarm.run()
+    assert low.said == ["ready", "hole", "whole"]
+
+
 def test_a_link_that_is_replaced_while_it_waits_to_join_joins_no_more(swarm: Swarm) -> None:
     one = swarm.start(0)
     other = LinkedShard(1, "b1", str(swarm.directory / "nowhere"))
