@@ -104,11 +104,7 @@ class Monitor:
 
         tls = msgspec.structs.replace(self._view.options.tls, verify=False, verify_and_map=False)
         try:
-            context = server_context(tls)
-            if not tls.curve_preferences:
-                # Every client has it. OpenSSL would take the largest groups of finite fields, too, which take 190 ms.
-                context.set_ecdh_curve("prime256v1")
-            self._context = context
+            self._context = server_context(tls)
         except CertificateError as error:  # it was valid when the options were checked
             if self._context is None:
                 raise ListenError(f"Can't start monitoring: {error}") from None

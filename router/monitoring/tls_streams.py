@@ -15,6 +15,8 @@ import ssl
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
+from gnatswarm.shards.boundary.client_hello import HANDSHAKE_FAILURE, ExpensiveHello, HelloWatch
+
 logger = logging.getLogger("gnatswarm.monitor")
 
 # The first byte of a TLS handshake record.
@@ -73,6 +75,7 @@ class TlsStream:
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self._idle_bytes = 0
+        self._hello: HelloWatch | None = HelloWatch()  # until the handshake is over
 
     @property
     def transport(self) -> TlsStream:
@@ -83,6 +86,10 @@ class TlsStream:
         """Do the handshake."""
         try:
             await self._done(self._tls.do_handshake)
+            self._hello = None
+        except ExpensiveHello as error:
+            self._outgoing.write(HANDSHAKE_FAILURE)
+            raise ConnectionError(str(error)) from None
         finally:
             with contextlib.suppress(OSError):  # an alert; of a handshake that is done it has gone already
                 self._sock.send(self._outgoing.read())
@@ -111,6 +118,8 @@ class TlsStream:
             self._idle_bytes += len(data)
             if self._idle_bytes > MOST_IDLE_BYTES:
                 raise ConnectionError("the client sends much of which nothing comes")
+            if self._hello is not None:
+                self._hello.look(data)
             self._incoming.write(data)
             await asyncio.sleep(0)
 

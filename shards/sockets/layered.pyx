@@ -28,7 +28,7 @@ from msgspec import structs
 
 from gnatswarm.broker.errors import SecureConnectionRequired
 from gnatswarm.broker.frozen import RecordRefused
-from gnatswarm.shards.sockets.client_hello import ExpensiveHello, HelloWatch
+from gnatswarm.shards.boundary.client_hello import HANDSHAKE_FAILURE, ExpensiveHello, HelloWatch
 from gnatswarm.shards.sockets.proxy_header import TIMEOUT_S, ProxyHeader, ProxyHeaderError
 from gnatswarm.shards.sockets.relay import DetachedTls
 
@@ -61,9 +61,6 @@ cdef enum:
     MOST_OPENING_US = 2000       # handshakes of one round; one costs 0.2 ms (ECDSA) to 1 ms (RSA)
     MOST_OPENING_BYTES = 262144  # before the protocol began; certificate chains take some KB
     MOST_UNSENT = 262144         # unsent answers to control frames; above that nothing is read
-
-# The alert that Go sends, too: no group in common.
-cdef bytes HANDSHAKE_FAILURE = b"\x15\x03\x03\x00\x02\x02\x28"
 
 cdef uint64_t PROLOGUE_US = int(TIMEOUT_S * 1_000_000)
 

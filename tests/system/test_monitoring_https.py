@@ -58,7 +58,7 @@ async def test_pages_are_served_encrypted(encrypted, rest, args):
 
 
 @pytest.mark.kinds(*OURS, "nats-server-2.15")
-@pytest.mark.parametrize(("groups", "is_taken"), [("ffdhe8192", False), ("X25519:P-256:ffdhe8192", True)])
+@pytest.mark.parametrize(("groups", "is_taken"), [("ffdhe8192", False), ("P-384:ffdhe8192", True)])
 async def test_nobody_exchanges_keys_in_a_large_group_of_a_finite_field(encrypted, groups, is_taken):
     """OpenSSL would: 190 ms each, in which the router does nothing else."""
     _, pages = encrypted()
@@ -68,6 +68,19 @@ async def test_nobody_exchanges_keys_in_a_large_group_of_a_finite_field(encrypte
     )  # fmt: skip
     said_by_client, _ = await asyncio.wait_for(process.communicate(), 20)
     assert (b"CONNECTION ESTABLISHED" in said_by_client) is is_taken
+
+
+@pytest.mark.kinds(*BOTH)
+@pytest.mark.parametrize("group", ["prime256v1", "secp384r1", "secp521r1", "X25519"])
+async def test_a_client_that_knows_one_group_only_is_served(encrypted, authority, group):
+    """Where rules allow P-384 alone, or a small client has X25519 alone."""
+    _, pages = encrypted()
+    context = authority.client_context()
+    context.set_ecdh_curve(group)
+    reader, writer = await asyncio.open_connection(HOST, pages.port, ssl=context, server_hostname="localhost")
+    writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+    assert (await reader.read()).startswith(b"HTTP/1.1 200 OK")
+    writer.close()
 
 
 @pytest.mark.kinds(*BOTH)

@@ -23,7 +23,7 @@ from gnatswarm.shards.sockets.frozen_socket import FrozenDeflate, FrozenFrames, 
 from gnatswarm.shards.sockets.gate import Gate
 from gnatswarm.shards.sockets.layered import LayeredSocket
 from gnatswarm.shards.sockets.reactor import Reactor, Socket
-from tests.shards.sockets.test_client_hello import client_hello, records
+from tests.shards.boundary.test_client_hello import client_hello, records
 from tests.support.engine import QUIET, Session
 from tests.support.framed import BINARY, deflated, frame
 

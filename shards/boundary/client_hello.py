@@ -1,7 +1,7 @@
 """Watches what clients say first in TLS, and refuses what OpenSSL would be busy with for long.
 
 It answers a key share of any group that it knows, and Python cannot tell it which (before 3.15). In the largest groups
-of finite fields that takes 30 to 190 ms, in which its shard serves nobody; the client need not compute anything.
+of finite fields that takes 30 to 190 ms, in which its process serves nobody; the client need not compute anything.
 nats-server, and clients by themselves, use none of them. For each key share it goes through the list of the client's
 groups: 50 ms for a ClientHello of 64 KB. Sans I/O: shown all that comes until the handshake is over.
 """
@@ -16,6 +16,8 @@ CLIENT_HELLO = 1
 MOST_HELLO_BYTES = 16_384  # those of clients have some hundred bytes, or 2 KB
 VERSION_AND_RANDOM_BYTES = 34
 KEY_SHARE = 51
+# The alert that Go sends, too: no group in common.
+HANDSHAKE_FAILURE = b"\x15\x03\x03\x00\x02\x02\x28"
 EXPENSIVE = {0x0102: "ffdhe4096", 0x0103: "ffdhe6144", 0x0104: "ffdhe8192"}
 
 

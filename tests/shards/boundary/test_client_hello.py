@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gnatswarm.shards.sockets.client_hello import (
+from gnatswarm.shards.boundary.client_hello import (
     EXPENSIVE,
     MOST_HELLO_BYTES,
     ExpensiveHello,
