@@ -50,6 +50,11 @@ class IncomingOptions:
         self._reload: Reload | None = None  # being read; None: it has not come
         self._behind: deque[ControlMessage] = deque()
 
+    @property
+    def are_being_read(self) -> bool:
+        """Whether options have come that are not in force yet."""
+        return self._reload is not None
+
     def take(self, message: ControlMessage) -> bool:
         """Whether this message belongs to new options or waits behind them: else it is to be handled now."""
         if self._reload is not None and not isinstance(message, (Ping, Stop)):

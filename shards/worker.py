@@ -233,6 +233,10 @@ class Worker:
         self._channel.read_to_end()
         if self._incoming is not None:
             self._incoming.on_new_router()
+            # What the dead router has told by whole counts: where we stand is behind that.
+            if self._incoming.are_being_read:
+                self._loop.call_soon(self._resume, sock)
+                return
         self._channel.close_silently()
         self._channel = control.Channel(sock, control.ToShard, self._on_message, self._on_control_closed)
         if self._is_relay:

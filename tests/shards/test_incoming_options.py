@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -14,6 +18,7 @@ from gnatswarm.shards import incoming_options
 from gnatswarm.shards.boundary import control
 from gnatswarm.shards.boundary.control import ControlMessage, Drain, Ping, ReopenLog, Stop
 from gnatswarm.shards.incoming_options import IncomingOptions
+from gnatswarm.shards.worker import Worker
 
 
 def users(*names: str) -> tuple[User, ...]:
@@ -29,8 +34,8 @@ class Shard:
         loop: Any = self
         self.incoming = IncomingOptions(loop, self.apply, self.on_message, users(*present))
 
-    def call_soon(self, call: Callable[[], None]) -> None:
-        self.ready.append(call)
+    def call_soon(self, call: Callable[..., None], *words: object) -> None:
+        self.ready.append(partial(call, *words))
 
     def turn(self) -> None:
         for _ in range(len(self.ready)):
@@ -106,6 +111,32 @@ def test_what_a_router_told_by_half_when_it_died_counts_for_nothing(is_reading: 
     shard.turn()
     tell(shard, 2, "c")
     assert shard.done == [(1, ["a", "b"])] * is_reading + [(2, ["c"])]
+
+
+def test_where_a_shard_stands_is_said_when_what_it_reads_is_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next router may hold the options of before: it would not know that those being read come into force later."""
+    shard = Shard()
+    said: list[list[object]] = []
+    worker: Any = SimpleNamespace(
+        _loop=shard,
+        _incoming=shard.incoming,
+        _channel=Mock(),
+        _on_message=shard.on_message,
+        _on_control_closed=None,
+        _is_ready=True,
+        _is_relay=True,  # which says least
+        _tell_relayed=lambda: said.append(list(shard.done)),
+        done=Future(),
+    )
+    worker._resume = partial(Worker._resume, worker)
+    monkeypatch.setattr(control, "Channel", Mock())
+    tell(shard, 1, "a", "b")
+    tell(shard, 2, "c", "d")
+    worker._resume(Mock())
+    assert said == []
+    while shard.ready:
+        shard.turn()
+    assert said == [[(1, ["a", "b"]), (2, ["c", "d"])]]
 
 
 def test_a_shard_that_ends_reads_no_more() -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gnatswarm.broker.options import Options, User
+from gnatswarm.broker.options import Options, Permissions, User
 from gnatswarm.shards.boundary import control
 from gnatswarm.shards.boundary.control import Channel, ControlError, ControlMessage, Framer, encode
 from gnatswarm.shards.boundary.rows import ClientQuery, PublishersQuery, Query, SubjectInterestQuery
@@ -299,3 +299,14 @@ async def test_closing_inside_a_message_delivers_no_other() -> None:
     assert got == [control.Pong(1)]
     assert closed == [None]
     right.close()
+
+
+def test_users_with_long_permissions_are_told_few_at_once() -> None:
+    """A shard takes each message in one turn: of a thousand users with hundreds of subjects each it was 130 ms."""
+    subjects = tuple(f"subject.{n}" for n in range(200))
+    users = [User(f"u{n}", "secret", permissions=Permissions(publish_allow=subjects)) for n in range(1001)]
+    parts = list(control.users_in_parts(users))
+    assert max(len(part.users) for part in parts) <= control.USERS_BYTES
+    assert [user for part in parts for user in control.decode_users(part.users)] == users
+    one = User("u", "secret", permissions=Permissions(publish_allow=("x" * control.USERS_BYTES,)))
+    assert [control.decode_users(part.users) for part in control.users_in_parts([one, one])] == [[one], [one]]
