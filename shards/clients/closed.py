@@ -96,7 +96,7 @@ def connection_row(session: ClientSession, offset_us: int) -> ConnectionRow:
         utf8_text(connect.name),
         utf8_text(connect.lang),
         utf8_text(connect.version),
-        utf8_text(session.user or session.claimed),
+        utf8_text(session.shown_user),
         session.account,
         kind=session.kind,
         tls_version=session.tls_version,

@@ -187,6 +187,7 @@ class ClientSession:
         "tls_version",
         "tracers",
         "user",
+        "was_refused",
     )
 
     def __init__(
@@ -218,6 +219,7 @@ class ClientSession:
         self.account = ""
         self.counted_at = -1  # its account's place on the page; -1: it is not counted
         self.claimed = ""  # the user or nkey that it claimed to be, admitted or not
+        self.was_refused = False  # and never admitted
         self.stated = ("", "", "")  # name, language and version in its CONNECT, admitted or not
         self.nonce = nonce
         self.gave_token = False  # in its last CONNECT
@@ -270,6 +272,11 @@ class ClientSession:
         return "password" if self.user else ""
 
     @property
+    def shown_user(self) -> str:
+        """Its user; of who was not admitted the name that it claimed, whoever it was before it said so."""
+        return self.claimed if self.was_refused else self.user or self.claimed
+
+    @property
     def log_fields(self) -> dict[str, object]:
         """Fields of JSON log lines about this client. If it was not admitted, `user` is the name that it claimed."""
         found: dict[str, object] = {
@@ -277,8 +284,8 @@ class ClientSession:
             "address": f"{self.host}:{self.port}",
             "kind": self.kind,
         }
-        if self.user or self.claimed:
-            found["user"] = self.user or self.claimed
+        if self.shown_user:
+            found["user"] = self.shown_user
         if self.account:
             found["account"] = self.account
         return found
@@ -709,6 +716,7 @@ class ClientSession:
         if isinstance(error, AuthorizationViolation | AuthenticationTimeout):
             self._clients.note_refused()
         if isinstance(error, AuthorizationViolation):
+            self.was_refused = self.admission is None
             self._clients.on_refused(self)
             who = self._who_was_refused
             logger.error("%s - authentication error%s", self, f" - {who}" if who else "")

@@ -146,6 +146,26 @@ async def test_a_refused_leaf_node_and_a_refused_member_are_told_of(start: Start
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("login", [{"user": "evil", "pass": "x"}, {"pass": "x"}], ids=["named", "unnamed"])
+async def test_who_was_refused_is_who_it_claimed_to_be_also_where_who_gives_no_name_is_a_user(
+    start: Start, net: Net, kind: str, login: dict[str, str]
+) -> None:
+    """A connection begins as no_auth_user. An audit must not say that this user was refused."""
+    here = start(kind, f"{ACCOUNTS}\nno_auth_user: a\n")
+    system = await net.client(here, **{"user": "s", "pass": "s"})
+    await system.talk("SUB $SYS.SERVER.*.CLIENT.AUTH.ERR 2\r\nPING\r\n", expect_last="PONG\r\n")
+    client = await Client.connect(here.port, None)
+    net.all.append(client)
+    await client.send(f"CONNECT {json.dumps(login)}\r\nPING\r\n")
+    assert await client.wait_closed() == b"-ERR 'Authorization Violation'\r\n"
+    subject = f"$SYS.SERVER.{system.info['server_id']}.CLIENT.AUTH.ERR"
+    (event,) = await events_of(system, subject, 1)
+    assert event["client"].get("user", "") == login.get("user", "")
+    closed = (await page(here, "/connz?state=closed&auth=1"))["connections"]
+    assert [row.get("authorized_user", "") for row in closed] == [login.get("user", "")]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 async def test_the_round_trip_is_measured(start: Start, net: Net, kind: str) -> None:
     """In microseconds: on one host it is shorter than a millisecond, and never one microsecond."""
     hub = start("nats-server", f'leafnodes {{ listen: "127.0.0.1:-1" }}\n{ACCOUNTS}')
