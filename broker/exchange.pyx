@@ -1240,7 +1240,9 @@ cdef class Exchange(Onward):
         self.told &= ~bit
         self.fence.part(slot)
         self.outs[slot] = NULL
-        # (All that says what others were told of what it wanted stays until that is dropped, and its slot with it.)
+        # (All that says what others were told of what it wanted stays until that is dropped, and its slot with it. Its
+        # name does not: the same server may be here again before.)
+        self.short_ids[slot] = b""
         sublists = dict.fromkeys(self.accounts_of(slot))
         sublists.update(dict.fromkeys([key[0] for key in self.sources[slot]]))
         return self.mesh.drop(slot, list(sublists), partial(self.empty, slot))
@@ -1260,7 +1262,6 @@ cdef class Exchange(Onward):
             self.clustered &= ~bit
         self.takes_origin &= ~bit
         self.takes_only_queues &= ~bit
-        self.short_ids[slot] = b""
         self.tells_apart &= ~bit
         self.importing &= ~bit
         self.answering &= ~bit

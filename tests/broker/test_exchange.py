@@ -121,6 +121,26 @@ def test_a_server_that_was_asked_is_asked_again_where_nobody_is_left_here_but_no
     cluster.close()
 
 
+def test_a_server_that_is_here_again_is_one_while_what_it_wanted_is_dropped():
+    cluster = Members(1, fenced=False)
+    mesh = cluster.members[0].mesh
+    first, other = (server(cluster, "route", b"RS+ $G a q 1", server_id=f"NOTHER{n}ABCDE") for n in range(2))
+    leaf = server(cluster, "leaf", b"LS+ a q 1")
+    leaf.link.set_permissions(Permissions(PermissionOptions(publish_deny=("a",))))
+    mesh.work_in_turns(GATEWAY_NUMBER, 20)
+    first.link.leave()
+    again = server(cluster, "route", server_id="NOTHER0ABCDE")
+    begin = len(other.socket.sent)
+    again.engine.probe.feed(again.socket, b"QMSG NOTHER0ABCDE $G a | q 0 1\r\nz\r\n")
+    cluster.settle()
+    assert bytes(other.socket.sent[begin:]) == b"QMSG NMEMBER00000,NOTHER0ABCDE $G a | q 0 1\r\nz\r\n"
+    while mesh.work(GATEWAY_NUMBER):
+        pass
+    for end in (again, other, leaf):
+        end.link.leave()
+    cluster.close()
+
+
 def test_what_comes_in_the_round_in_which_a_server_s_connection_ends_goes_to_other_members():
     """Its end is found before the next socket is read, and attended to behind all of them."""
     cluster = Members(2, fenced=False)
