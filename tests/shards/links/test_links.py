@@ -418,7 +418,9 @@ def test_a_link_is_not_given_up_while_its_other_end_drops_what_the_last_one_told
     """It says nothing then, and reads nothing."""
     low, high = swarm.start(0), swarm.start(1)
     swarm.tell(low, high)
-    go_on_soon, high.mesh.soon = high.mesh.soon, lambda: None  # (nothing is dropped yet)
+    go_on_soon = high.mesh.soon
+    high.mesh.soon = lambda: None  # (nothing is dropped yet)
+    assert go_on_soon is not None
     swarm.cut(high)
     for _ in range(2 * LOOKS_OF_THE_DIALLED):
         swarm.pass_s(LOOK_S)
