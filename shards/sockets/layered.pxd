@@ -36,6 +36,7 @@ cdef class LayeredSocket(Socket):
     cdef list kept
     cdef Stage stage
     cdef size_t opening_bytes  # read before the protocol began
+    cdef size_t shaking_bytes  # of a TLS handshake
     cdef size_t fed            # bytes of frames that the peer was given in this turn
     # Where in a TLS record the wire is: bytes of its header, and what is left of it (of the size alone, while it comes)
     cdef int header_at

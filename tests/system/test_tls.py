@@ -398,6 +398,24 @@ async def test_nobody_exchanges_keys_in_a_large_group_of_a_finite_field(start_br
 
 
 @pytest.mark.kinds("gnatswarm-1")
+@pytest.mark.parametrize("more", [10, 100], ids=["long", "too long"])
+async def test_a_chain_of_certificates_that_would_stop_a_shard_is_refused(secure, authority, tmp_path, more):
+    """OpenSSL looks at all, whoever has signed them: 96 KB took 73 ms, in which nobody else was served."""
+    broker = secure(f'verify: true\n ca_file: "{authority.path}"')
+    pair = authority.client()
+    chain = tmp_path / "chain.pem"
+    chain.write_bytes(pair.cert.read_bytes() + authority.path.read_bytes() * more)
+    context = authority.client_context()
+    context.load_cert_chain(chain, pair.key)
+    if more == 10:
+        (await connect(broker.port, context)).close()
+    else:
+        with pytest.raises((OSError, EOFError)):
+            await connect(broker.port, context)
+        broker.log.wait_line(r"TLS handshake error: more than \d+ bytes in the handshake")
+
+
+@pytest.mark.kinds("gnatswarm-1")
 async def test_a_flood_of_handshakes_keeps_no_memory_and_stops_nobody(secure, authority):
     """400 connections in the middle of a handshake at once; a client that was there goes on being served."""
     broker = secure("timeout: 3")
