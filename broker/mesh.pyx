@@ -19,6 +19,8 @@ from gnatswarm.broker.tally cimport Tally
 cdef enum:
     # Subjects that are told, or dropped, in one go_on(): some 0.1 to 0.3 ms.
     SLICE_NODES = 1024
+    # … of which so many are told before a look at how much waits on the link.
+    PIECE_NODES = 64
     # Asked for by each slice that frees: glibc then merges what was freed, as in connection.merge_freed().
     MERGING_BYTES = 4096
 
@@ -100,7 +102,13 @@ cdef class Telling(Accounts):
         return out_pending((<Retelling>self.tellers[0]).link) < <size_t>MOST_TOLD_BYTES
 
     cdef bint go_on(self, int64_t most) except -1:
-        cdef bint is_done = Accounts.go_on(self, most)
+        cdef bint is_done = False
+        cdef int64_t some = most if most == ALL else PIECE_NODES
+        while most > 0 and not is_done:
+            is_done = Accounts.go_on(self, min(some, most))
+            most -= some
+            if not self.is_due():   # (subjects may be of 64 KB)
+                break
         for teller in self.tellers:
             self.mesh.interest_frames[self.shard] += (<Retelling>teller).n
             (<Retelling>teller).n = 0
