@@ -241,6 +241,8 @@ def _main() -> int:
         return 0
     control.detach()
     os.setsid()
+    # The object remembers whether it could be sought, and now it is another one's pipe.
+    sys.stdout = os.fdopen(1, "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors, closefd=False)
     if request["descriptors"] is not None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (request["descriptors"],) * 2)
     os.chdir(request["directory"])
