@@ -233,6 +233,7 @@ GRADUAL_PATTERNS = (
     "sub sub settle boot tell tell carry sub 1 ping 1 carry unsub 1 ping 1 carry sub 2 ping 2 carry carry settle pub",
     "sub gather settle boot tell tell carry unsub carry desert carry carry ping carry carry pub settle pub",
     "sub sub settle hop carry break carry carry hand carry carry bring pub carry settle",
+    "sub sub settle hop tear hand pass come bring settle come",
     "request request settle kill tell carry request answer carry carry answer carry settle",
     "sub sub sub settle kill tell boot tell tell carry kill tell carry carry tell tell carry carry settle pub",
 )

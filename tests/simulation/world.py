@@ -1653,12 +1653,15 @@ class World:
 
     def do_tear(self, step: Step) -> None:
         """The link between two shards breaks while a client is on its way from one to the other, and both notice."""
-        for _ in range(30):
+        for _ in range(60):
             ways = [way for way, words in self.swarm.words.items() if any(one.client is not None for one in words)]
             busy = self.swarm.busy_ends()
-            if ways or not busy:
+            if ways or not (busy or self.swarm.words):
                 break
-            self.swarm.carry(busy[step.who % len(busy)], ALL)
+            if busy:
+                self.swarm.carry(busy[step.who % len(busy)], ALL)
+            else:
+                self.swarm.hand(step.who)
             self.look()
         if not ways:
             return
