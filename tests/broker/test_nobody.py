@@ -13,7 +13,7 @@ from gnatswarm.broker.permissions import Permissions
 from gnatswarm.broker.service_imports import ServiceImports
 from gnatswarm.shards.clients.message_tracing import MessageTracing
 from tests.support.engine import NO_ECHO, NO_RESPONDERS, QUIET, EngineClient, frames
-from tests.support.mesh import Mesh
+from tests.support.mesh import Mesh, of_account
 
 NOBODY = b"HMSG inbox 9 16 16\r\nNATS/1.0 503\r\n\r\n\r\n"
 
@@ -396,17 +396,6 @@ def with_services(mesh: Mesh) -> list[ServiceImports]:
         b.set_rules([], [rules.ServiceImport(b, a, b"s.*", b"s.*", kind, 120_000_000)])
         made.append(crossing)
     return made
-
-
-def of_account(mesh: Mesh, shard: int, name: bytes, words: bytes) -> EngineClient:
-    """A new client of this account that has sent these words, which every shard knows of."""
-    client = mesh.connect(shard)
-    there = mesh.engines[shard].probe.mesh
-    assert there is not None
-    client.connection.enter(there.account(name), None)
-    client.feed(words)
-    mesh.settle()
-    return client
 
 
 @pytest.mark.parametrize("queue", [b"", b"q"], ids=["plain", "group"])

@@ -11,7 +11,7 @@ from gnatswarm.broker.options import Options
 from gnatswarm.broker.service_imports import ServiceImports
 from gnatswarm.shards.clients.message_tracing import MessageTracing
 from tests.support.engine import NO_ECHO, QUIET, WITH_HEADERS, EngineClient, frames
-from tests.support.mesh import Mesh
+from tests.support.mesh import Mesh, of_account
 
 
 @pytest.fixture
@@ -485,17 +485,6 @@ def test_a_member_whose_connection_is_closing_is_promised_nothing(make, is_first
 
 
 # ---- answers of a service in another account
-
-
-def of_account(mesh: Mesh, shard: int, name: bytes, words: bytes = b"") -> EngineClient:
-    """A new client of this account that has sent these words, which every shard knows of."""
-    client = mesh.connect(shard)
-    there = mesh.engines[shard].probe.mesh
-    assert there is not None
-    client.connection.enter(there.account(name), None)
-    client.feed(words)
-    mesh.settle()
-    return client
 
 
 def with_a_service(mesh: Mesh) -> None:

@@ -262,3 +262,14 @@ class Mesh:
             while self.work(shard):
                 pass
             engine.assert_empty()
+
+
+def of_account(mesh: Mesh, shard: int, name: bytes, words: bytes = b"") -> EngineClient:
+    """A new client of this account that has sent these words, which every shard knows of."""
+    client = mesh.connect(shard)
+    there = mesh.engines[shard].probe.mesh
+    assert there is not None
+    client.connection.enter(there.account(name), None)
+    client.feed(words)
+    mesh.settle()
+    return client
