@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gnatswarm.spark.home import Home, NotKept, spark_home, started_from
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -40,14 +42,6 @@ SMALL = {
     "spark.sql.inMemoryColumnarStorage.compressed": "false",
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData -XX:MetaspaceSize=256m",
 }
-# Parts of Spark that a small job on this machine does not need. Java looks for a class in one jar after the other, and
-# Spark's machine learning adds its functions to each session: that is a fourth of the start.
-UNUSED_JARS = (
-    "spark-mllib", "spark-hive", "spark-connect", "spark-yarn", "spark-kubernetes", "spark-graphx", "spark-pipelines",
-    "spark-repl", "spark-streaming", "hive-", "datanucleus-", "derby", "kubernetes-", "vertx-", "volcano-", "breeze",
-    "spire", "algebra", "cats-", "netty-tcnative", "rocksdbjni", "zookeeper", "curator-", "jline", "scala-compiler",
-)  # fmt: skip
-NEEDED_JARS = ("hive-storage-api",)  # by ORC
 QUIET = Path(__file__).resolve().with_name("log4j2.properties")
 
 WRAPPER = """#!/bin/bash
@@ -99,6 +93,35 @@ def find_java(environment: Mapping[str, str]) -> tuple[str, str]:
     )
 
 
+def use_java() -> Path:
+    """Let Spark use the Java that find_java() finds; returns its program. NoJava."""
+    home, _description = find_java(os.environ)
+    if home:
+        os.environ["JAVA_HOME"] = home
+        return Path(home, "bin", "java")
+    os.environ.pop("JAVA_HOME", None)
+    return Path(shutil.which("java") or "java")
+
+
+def job_home(name: str, master: str) -> Home | None:
+    """A home for a job's Spark; None: it starts as the environment says, or reaches other machines. NoJava.
+
+    Where nothing can be kept in the directory that is named for it, a line on standard error says why.
+    """
+    import pyspark
+
+    package = Path(pyspark.__file__).parent
+    chosen = {"PYSPARK_GATEWAY_PORT", "SPARK_HOME", "SPARK_CONF_DIR"} & set(os.environ)
+    if chosen or not master.startswith("local") or not (package / "jars").is_dir():
+        return None
+    java = use_java()
+    try:
+        return spark_home(package, os.environ, java)
+    except NotKept as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return spark_home(package, {}, java)
+
+
 def _described(version: int) -> str:
     return f"Java {version}" if version else "no Java that runs"
 
@@ -120,38 +143,8 @@ def private_java_home(java: Path) -> str:
     wrapper = home / "bin" / "java"
     wrapper.parent.mkdir()
     wrapper.write_text(WRAPPER.format(java=java))
-    wrapper.chmod(0o755)
+    shutil.copystat(java, wrapper)  # its time says which Java this is
     return str(home)
-
-
-def private_spark_home(home: Path) -> str:
-    """A SPARK_HOME of links to what is in `home`, without UNUSED_JARS; removed at the exit of this process."""
-    private = Path(tempfile.mkdtemp(prefix="gnatswarm-spark-"))
-    atexit.register(shutil.rmtree, private, ignore_errors=True)
-    for path in home.iterdir():
-        if path.name != "jars":
-            (private / path.name).symlink_to(path)
-    (private / "jars").mkdir()
-    for path in (home / "jars").iterdir():
-        if not path.name.startswith(UNUSED_JARS) or path.name.startswith(NEEDED_JARS):
-            (private / "jars" / path.name).symlink_to(path)
-    return str(private)
-
-
-@contextlib.contextmanager
-def few_jars() -> Iterator[None]:
-    """Meanwhile, Spark starts without UNUSED_JARS, if it is that of the package pyspark."""
-    import pyspark
-
-    home = Path(pyspark.__file__).parent
-    if "SPARK_HOME" in os.environ or not (home / "jars").is_dir():
-        yield
-        return
-    os.environ["SPARK_HOME"] = private_spark_home(home)
-    try:
-        yield
-    finally:
-        del os.environ["SPARK_HOME"]
 
 
 @contextlib.contextmanager
@@ -172,14 +165,14 @@ def new_session(
     memory: str = "",
     shuffle_partitions: int = 0,
     settings: Mapping[str, str] | None = None,
+    home: Home | None = None,
 ) -> SparkSession:
-    """A session on `master` (default: spark-submit's, else all cores here). NoJava; ImportError without pyspark."""
-    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # under spark-submit, which has found its Java already
-        home, _description = find_java(os.environ)
-        if home:
-            os.environ["JAVA_HOME"] = home
-        else:
-            os.environ.pop("JAVA_HOME", None)
+    """A session on `master` (default: spark-submit's, else all cores here). NoJava; ImportError without pyspark.
+
+    `home`: job_home(); None: Spark starts from where the environment says, or the package pyspark is.
+    """
+    if home is None and "PYSPARK_GATEWAY_PORT" not in os.environ:  # spark-submit has found its Java already
+        use_java()
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.appName(name)
@@ -210,15 +203,15 @@ def new_session(
     if "SPARK_CONF_DIR" not in os.environ:
         # Suppress the messages of Spark's launcher, which come before a log level can be set.
         java = given.get("spark.driver.extraJavaOptions", COLLECTOR)
-        given["spark.driver.extraJavaOptions"] = f"-Dlog4j2.configurationFile={QUIET.as_uri()} {java}".strip()
+        kept = home.java_options() if home is not None else ""
+        given["spark.driver.extraJavaOptions"] = f"-Dlog4j2.configurationFile={QUIET.as_uri()} {java} {kept}".strip()
     elif settings is SMALL:
         given.pop("spark.driver.extraJavaOptions", None)
     for key, value in given.items():
         builder = builder.config(key, value)
-    own = settings is SMALL and "SPARK_CONF_DIR" not in os.environ and "PYSPARK_GATEWAY_PORT" not in os.environ
     before = _children()
     try:
-        with few_jars() if own else contextlib.nullcontext():
+        with started_from(home) if home is not None else contextlib.nullcontext():
             return builder.getOrCreate()
     except BaseException:
         # Where this is interrupted nobody knows the Java that is starting, which would stay for ever.
@@ -258,10 +251,14 @@ def run(
     logging.getLogger().addFilter(_is_no_interrupt)
     session = None
     try:
+        home = job_home(program, master)
         session = new_session(
-            program, master=master, memory=memory, shuffle_partitions=shuffle_partitions, settings=settings
+            program, master=master, memory=memory, shuffle_partitions=shuffle_partitions, settings=settings, home=home
         )
-        return work(session)
+        done = work(session)
+        if home is not None and home.stop(session):
+            print(f"{program}: kept for the next start: {home.classes}", file=sys.stderr)
+        return done
     except NoJava as error:
         print(f"{program}: {error}", file=sys.stderr)
     except (PySparkException, Py4JError) as error:

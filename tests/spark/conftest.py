@@ -31,7 +31,7 @@ def quick_programs() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def spark() -> Iterator[Any]:
     pytest.importorskip("pyspark", reason="the extra `spark` is not installed")
-    from gnatswarm.spark.session import new_session
+    from gnatswarm.spark.session import job_home, new_session
 
     settings = {
         "spark.sql.adaptive.enabled": "false",
@@ -40,6 +40,8 @@ def spark() -> Iterator[Any]:
         "spark.sql.files.openCostInBytes": "1",
         "spark.driver.extraJavaOptions": f"{java_options()} -XX:+UseSerialGC -XX:-UsePerfData",
     }
-    session = new_session("tests", master="local[2]", memory="1200m", shuffle_partitions=1, settings=settings)
+    master = "local[2]"
+    home = job_home("tests", master)
+    session = new_session("tests", master=master, memory="1200m", shuffle_partitions=1, settings=settings, home=home)
     yield session
     session.stop()

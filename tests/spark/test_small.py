@@ -62,20 +62,6 @@ def test_small_is_what_is_on_disk_of_statistics_or_tables(tmp_path: Path, monkey
     assert not report.is_small("local[*]", str(tmp_path))
 
 
-def test_a_private_spark_has_links_to_all_but_what_is_not_used(tmp_path: Path):
-    from gnatswarm.spark.session import UNUSED_JARS, private_spark_home
-
-    home = tmp_path / "home"
-    (home / "jars").mkdir(parents=True)
-    (home / "bin").mkdir()
-    needed = {"spark-core_2.13-4.jar", "spark-sql_2.13-4.jar", "hive-storage-api-2.jar", "scala-library-2.jar"}
-    for name in (*needed, *(f"{beginning}-1.jar" for beginning in UNUSED_JARS)):
-        (home / "jars" / name).touch()
-    private = Path(private_spark_home(home))
-    assert {path.name for path in (private / "jars").iterdir()} == needed
-    assert (private / "bin").resolve() == home / "bin"
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("rows", [2_000, 100_000])
 def test_a_report_costs_little_more_than_to_start_spark_and_to_count(
