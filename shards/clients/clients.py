@@ -75,6 +75,11 @@ TOLD_AT_ONCE = 500
 # So many clients are looked at in one turn of a reload: some 20 us each.
 RELOADED_AT_ONCE = 200
 
+# Of whom a reload allows fewer than there are, so many are closed in one turn, with a line in the log for each: some
+# 100 us each. And so many are looked at.
+SURPLUS_AT_ONCE = 50
+SURPLUS_LOOKED_AT_ONCE = 5000
+
 # A leaf node waits for a gateway that is being started, until the handshake's timeout.
 GATEWAY_AGAIN_S = 0.05
 
@@ -168,7 +173,9 @@ class Clients:
         self._checks_soon = False
         self._allows_fewer = False  # connections than before, of the reload that is under way
         self._on_reloaded: list[Callable[[], None]] = []
-        self._surplus: set[int] = set()  # cids of clients that are being closed, and count no more: see _close_surplus
+        self._surplus: set[int] = set()  # cids of clients that are being closed, and count no more: see _end_surplus
+        self._perhaps_surplus: list[ClientSession] = []  # a reload may allow fewer than there are: the next one last
+        self._closes_soon = False
         self.closed = Closed(options.limits.max_closed_clients)
         self.passing = Passing()
         self._is_holding = False
@@ -799,17 +806,31 @@ class Clients:
 
     def _end_reload(self) -> None:
         """All have been looked at."""
-        if self._allows_fewer:
+        self._reactor.finish()  # (who was refused counts no more)
+        if self._allows_fewer or self.rights.limit_accounts:
+            self._perhaps_surplus = list(self.open.values())
+        if not self._closes_soon:
+            self._close_some_surplus()
+
+    def _close_some_surplus(self) -> None:
+        """Close some of whom there are too many, the latest first; other clients are served before the next turn."""
+        self._closes_soon = False
+        looked = closed = 0
+        while self._perhaps_surplus and looked < SURPLUS_LOOKED_AT_ONCE and closed < SURPLUS_AT_ONCE:
+            session = self._perhaps_surplus.pop()
+            looked += 1
+            if self.open.get(session.connection.cid) is session and not session.connection.is_moving:
+                closed += self._end_surplus(session) or self._end_surplus_of_account(session)
+        self._reactor.finish()
+        if self._perhaps_surplus:
+            self._closes_soon = True
+            asyncio.get_running_loop().call_soon(self._close_some_surplus)
+        elif not self._unchecked:  # (else there was another reload meanwhile, whose end comes here again)
             self._allows_fewer = False
-            self._close_surplus()
-        # (where no account has a limit, a large crowd is not gone through: in one turn that is a microsecond for each)
-        for session in reversed(list(self.open.values())) if self.rights.limit_accounts else ():
-            if not session.connection.is_moving:
-                self._close_surplus_of_account(session)
-        self._forget_rights()
-        told, self._on_reloaded = self._on_reloaded, []
-        for on_done in told:  # (who called reload() may have more to do)
-            asyncio.get_running_loop().call_soon(on_done)
+            self._forget_rights()
+            told, self._on_reloaded = self._on_reloaded, []
+            for on_done in told:  # (who called reload() may have more to do)
+                asyncio.get_running_loop().call_soon(on_done)
 
     def _forget_rights(self) -> None:
         if not self._reload_later and not self._unchecked:
@@ -820,25 +841,26 @@ class Clients:
         cid = session.connection.cid
         self._reload_later[cid] = self._reload_later.get(cid, False) or listens
 
-    def _close_surplus(self) -> None:
-        """There may be fewer clients than there are: close ours, the latest first, until all shards have no more.
+    def _end_surplus(self, session: ClientSession) -> bool:
+        """Close the client if there are more than there may be, on all shards together; whether it was so.
 
         The count falls at once. Two shards that look at the same moment close one more than they need to.
         """
-        most = self._limits.max_connections
-        for session in reversed(list(self.open.values())):
-            if self._page.connections <= most:
-                break
-            if not session.connection.is_moving:
-                self._surplus.add(session.connection.cid)
-                self._page.remove_connection(self._shard)
-                session.connection.end(MaximumConnectionsExceeded())
+        if not self._allows_fewer or self._page.connections <= self._limits.max_connections:
+            return False
+        self._surplus.add(session.connection.cid)
+        self._page.remove_connection(self._shard)
+        self.census.leave(session)
+        session.connection.end(MaximumConnectionsExceeded())
+        return True
 
-    def _close_surplus_of_account(self, session: ClientSession) -> None:
-        """Close the client if its account has more than it may; as _close_surplus."""
-        if self.census.has_surplus(session, self.rights.most_connections(session.account)):
-            self.census.leave(session)
-            session.connection.end(MaximumAccountConnectionsExceeded())
+    def _end_surplus_of_account(self, session: ClientSession) -> bool:
+        """Close the client if its account has more than it may; as _end_surplus."""
+        if not self.census.has_surplus(session, self.rights.most_connections(session.account)):
+            return False
+        self.census.leave(session)
+        session.connection.end(MaximumAccountConnectionsExceeded())
+        return True
 
     def _listen_anew(self, session: ClientSession) -> None:
         """Its account imports other streams than before."""
@@ -860,7 +882,7 @@ class Clients:
         self._forget_rights()
         if is_listener:
             self._listen_anew(session)
-        self._close_surplus_of_account(session)
+        self._end_surplus_of_account(session)
 
     def reload_those_that_stay(self) -> None:
         """A move has ended: clients of this shard that were to leave, and stay, get what was reloaded meanwhile."""

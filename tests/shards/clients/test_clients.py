@@ -6,6 +6,7 @@ import asyncio
 import os
 import threading
 from collections.abc import AsyncIterator
+from itertools import pairwise
 
 import bcrypt
 import pytest
@@ -16,7 +17,7 @@ from gnatswarm.broker.limits import Limits
 from gnatswarm.broker.options import Account, Export, Import, Options, Permissions, Tls, User, WebSocket
 from gnatswarm.shards.boundary.control import ClusterNews
 from gnatswarm.shards.clients import passwords
-from gnatswarm.shards.clients.clients import BUSY_AT_ONCE
+from gnatswarm.shards.clients.clients import BUSY_AT_ONCE, SURPLUS_AT_ONCE
 from tests.support.one_shard import WITHIN_S, Client, OneShard
 from tests.support.turns import until
 
@@ -59,6 +60,52 @@ async def test_max_connections_of_a_reload_holds_for_who_is_there_and_for_who_co
         assert client.is_over
     assert await first.talk(b"PING\r\n") == b"PONG\r\n"
     assert house.page.connections == 1
+
+
+def allowing(most: int, *, by_account: bool) -> Options:
+    account = Account("A", max_connections=most if by_account else 0)
+    limits = Limits(max_connections=1000 if by_account else most)
+    return Options(accounts=(account,), users=(User("a", account="A"),), no_auth_user="a", limits=limits)
+
+
+@pytest.mark.parametrize("by_account", [False, True], ids=["broker", "account"])
+async def test_clients_beyond_a_limit_of_a_reload_are_closed_in_turns(
+    by_account: bool,
+) -> None:
+    house = OneShard(allowing(900, by_account=by_account))
+    clients = house.shard.clients
+    many, stay = 4 * SURPLUS_AT_ONCE, 10
+    for _ in range(many):
+        house.connect()
+    left: list[int] = []  # by turn
+    done: list[int] = []
+    house.shard.reload(allowing(stay, by_account=by_account), lambda: done.append(len(clients.open)))
+
+    def is_done() -> bool:
+        left.append(len(clients.open))
+        return bool(done)
+
+    await until(is_done)
+    assert left[0] == many - SURPLUS_AT_ONCE
+    assert all(before - after <= SURPLUS_AT_ONCE for before, after in pairwise(left))
+    assert done == [stay]
+    assert list(clients.open) == list(range(1, stay + 1))  # the latest have gone
+    assert house.page.connections == stay
+    house.close()
+
+
+@pytest.mark.parametrize("by_account", [False, True], ids=["broker", "account"])
+async def test_a_reload_that_allows_more_again_keeps_those_that_were_not_closed_yet(by_account: bool) -> None:
+    house = OneShard(allowing(900, by_account=by_account))
+    clients = house.shard.clients
+    for _ in range(4 * SURPLUS_AT_ONCE):
+        house.connect()
+    done: list[str] = []
+    house.shard.reload(allowing(10, by_account=by_account), lambda: done.append("fewer"))
+    house.shard.reload(allowing(900, by_account=by_account), lambda: done.append("more"))
+    await until(lambda: len(done) == 2)
+    assert len(clients.open) == house.page.connections == 3 * SURPLUS_AT_ONCE
+    house.close()
 
 
 @pytest.mark.parametrize("websocket", [False, True], ids=["plain", "websocket"])
