@@ -89,7 +89,8 @@ class Capture:
         published: Callable[[], Mapping[str, int]] | None = None,
     ) -> None:
         """`published`: what was published so far, messages by subject; asked for the text of a TimeoutError."""
-        if not subject or any(character.isspace() for character in subject + queue):
+        words = subject + queue
+        if not subject or any(one.isspace() or "\ud800" <= one <= "\udfff" for one in words):  # (surrogates: no UTF-8)
             raise ValueError(f"not a subject and a queue: {subject!r}, {queue!r}")
         self.subject = subject
         self._login = login
@@ -161,13 +162,13 @@ class Capture:
         _check_deadline(deadline_s)
         with self._changed:
             if not self._changed.wait_for(lambda: self._has_passed(fence), deadline_s):
-                raise CaptureError(_unanswered(deadline_s))
+                raise CaptureError(self._unanswered(deadline_s))
 
     async def asettle(self, deadline_s: float = DEADLINE_S) -> None:
         """The same, awaited."""
         fence = _Fence()
         if not await self._until(lambda: self._has_passed(fence), deadline_s):
-            raise CaptureError(_unanswered(deadline_s))
+            raise CaptureError(self._unanswered(deadline_s))
 
     def receive(self, count: int = 1, deadline_s: float = DEADLINE_S) -> list[Message]:
         """Block until there are `count` messages in all; returns them. TimeoutError names the messages that arrived."""
@@ -197,9 +198,17 @@ class Capture:
         if len(messages) >= count:
             return messages
         shown = ", ".join(f"{one.subject} {one.data[:60]!r}" for one in messages[:10]) or "nothing"
+        away = f"; {self._away()}" if self._connection is None else ""
         raise TimeoutError(
-            f"{len(messages)} of {count} messages on {self.subject} within {deadline_s:g} s: {shown}{elsewhere}"
+            f"{len(messages)} of {count} messages on {self.subject} within {deadline_s:g} s: {shown}{away}{elsewhere}"
         )
+
+    def _unanswered(self, deadline_s: float) -> str:
+        away = f": {self._away()}" if self._connection is None else ""
+        return f"the broker did not answer within {deadline_s:g} s{away}"
+
+    def _away(self) -> str:
+        return f"the broker on port {self._login.port} is gone"
 
     def _elsewhere(self) -> str:
         """What was published, as the end of a message; "": nothing is known."""
@@ -351,7 +360,7 @@ class Capture:
                 self._notify()
             return connection
         closed = "the capture has been closed"
-        self._end(closed if self._is_closed else f"the broker on port {self._login.port} is gone")
+        self._end(closed if self._is_closed else self._away())
         return None
 
     def _end(self, why: str) -> None:
@@ -545,10 +554,6 @@ def _check_deadline(deadline_s: float) -> None:
     """ValueError for what is no number, which never passes."""
     if math.isnan(deadline_s):
         raise ValueError("deadline_s is not a number: nobody waits for ever")
-
-
-def _unanswered(deadline_s: float) -> str:
-    return f"the broker did not answer within {deadline_s:g} s"
 
 
 def _refuse_to_block(method: str, instead: str) -> None:

@@ -31,7 +31,7 @@ import time
 import weakref
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, cast
 from urllib.parse import unquote, urlsplit
 
 if TYPE_CHECKING:
@@ -128,6 +128,8 @@ class _Endpoint:
 
     options: Options
     websocket_url: str
+    _given: dict[str, object]  # the keywords, with those of reload()
+    _made_with: dict[str, object]  # without
     _port: int  # the clients' port; 0: not started yet
     _changing: threading.RLock  # one start, stop, restart or reload at a time
 
@@ -135,12 +137,25 @@ class _Endpoint:
         self._captures: list[Capture] = []
         self.starts = 0  # so far
 
+    @property
+    def is_running(self) -> bool:
+        """Whether it serves."""
+        raise NotImplementedError
+
+    def _checked(self, given: dict[str, object]) -> Options:
+        """The options that these keywords are. ConfigError; UnknownOption; TypeError."""
+        raise NotImplementedError
+
     def start(self) -> Self:
         """Start the broker and wait until clients can connect."""
         raise NotImplementedError
 
     def stop(self) -> None:
         """Stop the broker; does nothing if it does not run."""
+        raise NotImplementedError
+
+    def restart(self) -> None:
+        """Stop the broker and start it on the same ports."""
         raise NotImplementedError
 
     def reload(self, **changes: Unpack[Keywords]) -> list[Change]:
@@ -324,6 +339,22 @@ class _Endpoint:
 
     # ---- life
 
+    def _undo_changes(self) -> None:
+        """Give it the options again that it was made with; a broker that is stopped has them when it starts.
+
+        By a reload, so that clients stay, or by a restart if a reload cannot. BrokerFailed.
+        """
+        with self._changing:
+            made = self._made_with
+            changes = {name: made.get(name) for name, value in self._given.items() if value != made.get(name)}
+            if self.is_running:
+                with contextlib.suppress(BrokerFailed):
+                    self.reload(**cast("Keywords", changes))
+                    return
+            self._given, self.options = dict(made), self._checked(made)
+            if self.is_running:
+                self.restart()
+
     def __enter__(self) -> Self:
         return self.start()
 
@@ -349,20 +380,29 @@ class Broker(_Endpoint):
 
     def __init__(self, **options: Unpack[Keywords]) -> None:
         super().__init__()
-        self._given: dict[str, object] = dict(options)
+        self._made_with: dict[str, object] = dict(options)
+        self._given = dict(options)
         self.options = self._checked(self._given)
         self._listener_groups: ListenerGroups | None = None
         self._shard: EmbeddedShard | None = None
-        self._port = 0
+        self._port = self._websocket_port = 0
         self._changing = threading.RLock()
         self.websocket_url = ""
         self.server_id = ""  # changes with each start
         _endpoints.add(self)
 
     def start(self) -> Self:
-        """Start the broker: some milliseconds, and some tens more for the first one of a process. BrokerFailed."""
+        """Start the broker: some milliseconds, and some tens more for the first one of a process. BrokerFailed.
+
+        A broker that was stopped starts on the same ports.
+        """
         with self._changing:
+            if self._shard is not None and self._shard.failure:
+                with contextlib.suppress(BrokerFailed):
+                    self.stop()
             if self._shard is None:
+                if self._port:
+                    self.options = self._on_same_ports()
                 self._start()
                 self.starts += 1
         return self
@@ -396,6 +436,7 @@ class Broker(_Endpoint):
         self._listener_groups = listener_groups
         self._port = listener_groups.clients.port
         if websocket is not None:
+            self._websocket_port = websocket.port
             host = dialled(self.options.websocket.host)
             self.websocket_url = f"{listener_groups.websocket_scheme}://{host}:{websocket.port}"
 
@@ -418,17 +459,18 @@ class Broker(_Endpoint):
         """Stop the broker and start it on the same ports; clients reconnect."""
         with self._changing:
             captures, self._captures = self._captures, []
-            websocket = self._listener_groups.websocket if self._listener_groups is not None else None
-            fixed: dict[str, object] = {"port": self.port}
-            if isinstance(block := self._given.get("websocket"), dict) and websocket is not None:
-                fixed["websocket"] = block | {"port": websocket.port}
             try:
                 self.stop()
-                self.options = self._checked(self._given | fixed)
                 self.start()
             finally:
                 self._captures = captures
             self._settle_captures()
+
+    def _on_same_ports(self) -> Options:
+        fixed: dict[str, object] = {"port": self._port}
+        if isinstance(block := self._given.get("websocket"), dict) and self._websocket_port:
+            fixed["websocket"] = block | {"port": self._websocket_port}
+        return self._checked(self._given | fixed)
 
     async def arestart(self) -> None:
         """restart(), awaited."""
@@ -512,8 +554,7 @@ class Broker(_Endpoint):
             raise BrokerFailed(NOT_RUNNING)
         return self._shard
 
-    @staticmethod
-    def _checked(given: dict[str, object]) -> Options:
+    def _checked(self, given: dict[str, object]) -> Options:
         """The options. ConfigError; UnknownOption; TypeError for an option that needs BrokerProcess."""
         who = "gnatswarm.Broker()"
         options = options_from(conf_text(given, who), who)
@@ -548,6 +589,7 @@ class BrokerProcess(RouterProcess, _Endpoint):
     def __init__(self, *, chaos: bool = False, **options: Unpack[Keywords]) -> None:
         _Endpoint.__init__(self)
         RouterProcess.__init__(self, options, "gnatswarm.BrokerProcess()", chaos=chaos)
+        self._made_with = dict(options)
         _endpoints.add(self)
 
     def start(self) -> Self:
@@ -578,6 +620,9 @@ class BrokerProcess(RouterProcess, _Endpoint):
         """SIGKILL a shard, and wait until its successor serves; only its own clients are disconnected."""
         RouterProcess.kill_shard(self, shard)
         self._settle_captures()
+
+    def _checked(self, given: dict[str, object]) -> Options:
+        return options_from(conf_text(given, self._who), self._who)
 
     def _leave_to_parent(self) -> None:
         _Endpoint._leave_to_parent(self)
@@ -656,7 +701,7 @@ class ExternalBroker(_Endpoint):
             auth_password=password,
         )
         self.websocket_url = ""
-        self.is_running = False
+        self._has_answered = False
         self.log: list[str] = []  # it is elsewhere
         self.lines_logged = 0
         self._is_tls = parts.scheme == "tls"
@@ -684,8 +729,13 @@ class ExternalBroker(_Endpoint):
                     self._deadline_s = 0.0  # not again for every test
                     raise BrokerFailed(f"no NATS server answers at {self.url}: {error}") from None
                 time.sleep(0.1)
-        self.starts, self.is_running = 1, True
+        self.starts, self._has_answered = 1, True
         return self
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has answered."""
+        return self._has_answered
 
     def stop(self) -> None:
         """Close what capture() has made; the server goes on."""

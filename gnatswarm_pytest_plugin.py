@@ -39,11 +39,12 @@ import importlib
 import inspect
 import ipaddress
 import os
+import time
 import warnings
-from collections.abc import AsyncIterator, Generator, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Literal, Protocol, cast
 
 import pytest
 
@@ -56,6 +57,8 @@ if TYPE_CHECKING:
 
     import gnatswarm as api
 
+    _Ours = api.Broker | api.BrokerProcess
+
     class FactoryOptions(api.Keywords, total=False):
         """The options of the configuration file, and whether the broker is embedded."""
 
@@ -67,8 +70,13 @@ if TYPE_CHECKING:
         def __call__(self, **options: Unpack[FactoryOptions]) -> api.AnyBroker: ...
 
 
-# How many brokers with different options keep running, besides the one with the session's options.
-MOST_KEPT = 4
+# How many brokers with different options keep running, besides those of the session's fixtures.
+MOST_KEPT = 5
+# A broker that was killed has ended by then.
+ENDING_S = 1.0
+# Of pytest-asyncio.
+LOOP_SCOPES: tuple[Literal["function", "class", "module", "package", "session"], ...]
+LOOP_SCOPES = "function", "class", "module", "package", "session"
 MOST_LOG_LINES = 200
 # Debug lines, because a failed test's report should show connections, and why clients were disconnected.
 _DEFAULTS: dict[str, object] = {"shards": 1, "debug": True}
@@ -172,7 +180,7 @@ def gnatswarm_options(pytestconfig: pytest.Config) -> dict[str, object]:
 @pytest.fixture(scope="session")
 def gnatswarm_session(pytestconfig: pytest.Config, gnatswarm_options: dict[str, object]) -> api.AnyBroker:
     """The broker that tests share, for fixtures that live longer than one; their clients stay connected."""
-    return _external(pytestconfig) or _pool_of(pytestconfig).get(gnatswarm_options)
+    return _external(pytestconfig) or _pool_of(pytestconfig).get(gnatswarm_options, stays=True)
 
 
 @pytest.fixture
@@ -270,45 +278,65 @@ def _asyncio_fixtures() -> object:
     import pytest_asyncio
 
     class AsyncioFixtures:
-        @pytest_asyncio.fixture
-        async def gnatswarm_client(self, gnatswarm: api.AnyBroker) -> AsyncIterator[NatsClient]:
+        @pytest.fixture
+        def gnatswarm_client(self, request: pytest.FixtureRequest) -> NatsClient:
             """A client of nats-py, connected to `gnatswarm`, closed after the test."""
-            _require("nats", "gnatswarm_client is a client of nats-py: pip install 'gnatswarm[pytest]'")
-            client = await gnatswarm.connect()
-            yield client
-            if not client.is_closed:
-                await client.close()
+            return cast("NatsClient", request.getfixturevalue(f"_gnatswarm_client_of_{_loop_scope(request)}"))
 
+    # A client serves in the event loop in which it was connected: it has to be the test's.
+    for scope in LOOP_SCOPES:
+        name = f"_gnatswarm_client_of_{scope}"
+        setattr(AsyncioFixtures, name, pytest_asyncio.fixture(loop_scope=scope, name=name)(_client_fixture()))
     return AsyncioFixtures()
+
+
+def _client_fixture() -> Callable[[object, api.AnyBroker], AsyncIterator[NatsClient]]:
+    async def connected(_self: object, gnatswarm: api.AnyBroker) -> AsyncIterator[NatsClient]:
+        _require("nats", "gnatswarm_client is a client of nats-py: pip install 'gnatswarm[pytest]'")
+        client = await gnatswarm.connect()
+        yield client
+        if not client.is_closed:
+            await client.close()
+
+    return connected
+
+
+def _loop_scope(request: pytest.FixtureRequest) -> str:
+    """Whose event loop the test runs in, as pytest-asyncio decides it."""
+    mark = request.node.get_closest_marker("asyncio")
+    asked = (mark.kwargs.get("loop_scope") or mark.kwargs.get("scope")) if mark is not None else None
+    scope = asked or request.config.getini("asyncio_default_test_loop_scope") or "function"
+    return scope if scope in LOOP_SCOPES else "function"
 
 
 # ------------------------------------------------------------------------------------------------ brokers
 
 
 class _Pool:
-    """Running brokers by their options; the one with the session's options is never stopped to make room."""
+    """Running brokers by their options; those that fixtures of the session have are never stopped to make room."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, api.AnyBroker] = {}
-        self._first = ""
+        self._kept: dict[str, _Ours] = {}
+        self._staying: set[str] = set()
 
-    def get(self, options: dict[str, object]) -> api.AnyBroker:
-        """A running broker with these options."""
+    def get(self, options: dict[str, object], *, stays: bool = False) -> _Ours:
+        """A running broker with these options; `stays`: until the session ends."""
         key = repr(sorted(options.items()))
-        self._first = self._first or key
+        if stays:
+            self._staying.add(key)
         broker = self._kept.pop(key, None)
         if broker is None:
             broker = _made(options)
-            while len(self._kept) > MOST_KEPT:
-                oldest = next(one for one in self._kept if one != self._first)
+            others = [one for one in self._kept if one not in self._staying]
+            for oldest in others[: 1 - MOST_KEPT]:
                 self._kept.pop(oldest).stop()
         self._kept[key] = broker  # the newest is the last
         if not broker.is_running:  # new, or a test has stopped it
             _started(broker)
         return broker
 
-    def drop(self, broker: api.AnyBroker) -> None:
-        """Stop a broker that a test has changed; the next test gets a new one."""
+    def drop(self, broker: _Ours) -> None:
+        """Stop a broker that cannot be lent again; the next test gets a new one."""
         for key, kept in list(self._kept.items()):
             if kept is broker:
                 del self._kept[key]
@@ -349,18 +377,21 @@ def _merged(request: pytest.FixtureRequest, base: dict[str, object], **own: obje
     options = base | own
     for mark in reversed(list(request.node.iter_markers("gnatswarm_options"))):
         if mark.args:
-            raise pytest.UsageError("gnatswarm_options takes keywords only, as in gnatswarm_options(shards=2)")
+            pytest.fail("gnatswarm_options takes keywords only, as in gnatswarm_options(shards=2)", pytrace=False)
         options |= mark.kwargs
     return options
 
 
-def _made(options: dict[str, object]) -> api.AnyBroker:
+def _made(options: dict[str, object]) -> _Ours:
     import gnatswarm as api
 
     given = _DEFAULTS | options
     is_embedded = given.pop("embedded", False)
+    given.pop("chaos", None)  # all in processes of their own have it
     keywords = cast("api.Keywords", given)
     try:
+        if not isinstance(is_embedded, bool):
+            raise TypeError(f"embedded: expected True or False, not {is_embedded!r}")
         return api.Broker(**keywords) if is_embedded else api.BrokerProcess(chaos=True, **keywords)
     except (TypeError, api.ConfigError) as error:
         problem = str(error)
@@ -405,22 +436,43 @@ def _note(request: pytest.FixtureRequest, broker: api.AnyBroker, start: int) -> 
 
 def _lend(request: pytest.FixtureRequest, base: dict[str, object], **own: object) -> Iterator[api.AnyBroker]:
     """Lend a broker of the pool to one test, and restore its state afterwards."""
+    import gnatswarm as api
+
     pool = _pool_of(request.config)
     broker = pool.get(_merged(request, base, **own))
     _note(request, broker, broker.lines_logged)
     with _failing():
-        options, starts = broker.options, broker.starts
-        shards, moment = broker.shard_count(), broker.next_client_id()
+        try:
+            shards = broker.shard_count()
+        except api.BrokerFailed:
+            if not _ends(broker):
+                raise
+            shards = _started(broker).shard_count()
+        options, starts, moment = broker.options, broker.starts, broker.next_client_id()
     yield broker
     with _failing():
-        broker.close_captures()
-        if not broker.is_running:
-            return
-        if broker.options != options or broker.shard_count() != shards:
-            pool.drop(broker)
-        else:
+        try:
+            broker.close_captures()
+            if broker.options != options:
+                broker._undo_changes()
+            if not broker.is_running:
+                return
+            if broker.shard_count() != shards:
+                cast("api.BrokerProcess", broker).scale(shards)
             # A restart resets client ids.
             broker.disconnect_clients(moment if broker.starts == starts else 0)
+        except api.BrokerFailed:
+            if not _ends(broker):
+                pool.drop(broker)
+                raise
+
+
+def _ends(broker: _Ours) -> bool:
+    """Whether it does not answer because it is about to end: somebody has killed it."""
+    until = time.monotonic() + ENDING_S
+    while broker.is_running and time.monotonic() < until:
+        time.sleep(0.01)
+    return not broker.is_running
 
 
 # ------------------------------------------------------------------------------------------------ certificates

@@ -212,6 +212,21 @@ def test_a_restart_keeps_its_ports(form):
         socket.create_connection((host, int(port))).close()
 
 
+def test_a_broker_that_was_stopped_starts_on_the_same_ports(form):
+    broker = form(websocket={"port": -1, "no_tls": True}).start()
+    before = broker.port, broker.websocket_url
+    broker.stop()
+    with broker:
+        assert (broker.port, broker.websocket_url) == before
+
+
+def test_a_restart_starts_what_was_not_started(form):
+    broker = form()
+    broker.restart()
+    publish(broker, "a")
+    broker.stop()
+
+
 def test_a_port_that_is_in_use_is_a_clear_error(form):
     with form() as broker, pytest.raises(gnatswarm.BrokerFailed, match="port is in use by another process"):
         form(port=broker.port).start()
@@ -368,7 +383,11 @@ def test_what_cannot_happen_ends_it_and_is_said(caplog: pytest.LogCaptureFixture
     wait_until(lambda: not broker.is_running)
     with pytest.raises(gnatswarm.BrokerFailed, match="on purpose"):
         broker.stop()
+    broker.start()
+    wait_until(lambda: not broker.is_running)
     monkeypatch.undo()
+    with broker.start():  # another one, though the one before was not stopped
+        publish(broker, "a")
     with gnatswarm.Broker() as another:
         publish(another, "a")
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import math
+import os
+import signal
 import socket
 import ssl
 import warnings
@@ -18,7 +20,7 @@ import pytest
 import gnatswarm
 from gnatswarm.capture import Capture, Login, near_misses
 from tests.support.authority import Authority
-from tests.support.servers import KINDS, Broker
+from tests.support.servers import KINDS, Broker, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -247,7 +249,7 @@ async def test_a_deadline_that_never_passes_is_refused(broker):
             await asyncio.to_thread(block, deadline_s=math.nan)
 
 
-@pytest.mark.parametrize("subject", ["", "a b", "a\r\nPUB x 0"])
+@pytest.mark.parametrize("subject", ["", "a b", "a\r\nPUB x 0", "\udcff"])
 def test_what_is_no_subject_is_refused(broker, subject: str):
     with pytest.raises(ValueError, match="not a subject"):
         broker.capture(subject)
@@ -280,3 +282,15 @@ def test_a_broker_that_goes_ends_it(broker):
     own.stop()
     with pytest.raises(gnatswarm.CaptureError, match="has been closed"):
         captured.receive(1)
+
+
+def test_waiting_for_a_broker_that_has_died_says_so():
+    own = gnatswarm.BrokerProcess(shards=1).start()
+    captured = own.capture("a")
+    os.kill(own.pid, signal.SIGKILL)
+    wait_until(lambda: captured._connection is None)
+    with pytest.raises(TimeoutError, match=f"0 of 1 messages .*; the broker on port {own.port} is gone"):
+        captured.receive(1, deadline_s=0.1)
+    with pytest.raises(gnatswarm.CaptureError, match=f"did not answer .*: the broker on port {own.port} is gone"):
+        captured.settle(deadline_s=0.1)
+    own.stop()

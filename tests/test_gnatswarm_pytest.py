@@ -140,6 +140,86 @@ def test_after_the_change(gnatswarm):
     run(pytester, text).assert_outcomes(passed=5)
 
 
+def test_fixtures_of_the_session_keep_their_broker(pytester: pytest.Pytester):
+    """Whatever tests do to it, and however many others they have."""
+    text = publishing("""
+@pytest.fixture(scope="session")
+def app(gnatswarm_session):
+    with publish(gnatswarm_session) as sock:
+        sock.sendall(b"SUB work 1\\r\\nPING\\r\\n")
+        assert b"PONG" in sock.recv(100)
+        yield gnatswarm_session, sock, gnatswarm_session.url
+
+@pytest.mark.gnatswarm_options(max_payload=99)
+def test_first(gnatswarm):
+    pass
+
+def test_reloads_it(app, gnatswarm):
+    gnatswarm.reload(max_payload=1000)
+    gnatswarm.scale(2)
+
+@pytest.mark.parametrize("n", range(7))
+def test_others(request, n):
+    request.node.add_marker(pytest.mark.gnatswarm_options(max_payload=n + 100))
+    request.getfixturevalue("gnatswarm")
+
+def test_its_clients_are_still_there(app, gnatswarm):
+    broker, sock, url = app
+    assert broker is gnatswarm and gnatswarm.url == url
+    assert gnatswarm.options.limits.max_payload_bytes == 1048576 and gnatswarm.shard_count() == 1
+    publish(gnatswarm, "work")
+    assert b"MSG work 1 1" in sock.recv(100)
+
+def test_stops_it(gnatswarm):
+    gnatswarm.reload(token="x", write_deadline="5s")
+    gnatswarm.stop()
+
+def test_it_is_where_it_was_and_as_it_was(app, gnatswarm):
+    broker, _sock, url = app
+    assert broker is gnatswarm and gnatswarm.url == url
+    publish(gnatswarm, "work")
+    assert "token" not in gnatswarm.connect_options and gnatswarm.options.limits.write_deadline_s == 10
+""")
+    run(pytester, text).assert_outcomes(passed=12)
+
+
+def test_a_broker_that_a_test_kills_is_started_again(pytester: pytest.Pytester):
+    text = publishing("""
+import signal
+
+@pytest.mark.parametrize("n", range(3))
+def test_kills_it(gnatswarm, n):
+    publish(gnatswarm, "a")
+    os.kill(gnatswarm.pid, signal.SIGKILL)
+""")
+    run(pytester, text).assert_outcomes(passed=3)
+
+
+def test_a_client_serves_in_the_event_loop_of_its_test(pytester: pytest.Pytester):
+    text = """
+import pytest
+
+async def hears(gnatswarm, client):
+    captured = await gnatswarm.acapture("a")
+    await client.publish("a")
+    await client.flush(timeout=5)
+    await captured.areceive()
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_session(gnatswarm, gnatswarm_client):
+    await hears(gnatswarm, gnatswarm_client)
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_module(gnatswarm, gnatswarm_client):
+    await hears(gnatswarm, gnatswarm_client)
+
+async def test_plain(gnatswarm, gnatswarm_client):
+    await hears(gnatswarm, gnatswarm_client)
+"""
+    run(pytester, text).assert_outcomes(passed=3)
+    run(pytester, text, "-o", "asyncio_default_test_loop_scope=session").assert_outcomes(passed=3)
+
+
 def test_options_come_from_the_ini_file_the_fixture_and_the_marker(pytester: pytest.Pytester):
     pytester.makeini("[pytest]\ngnatswarm_options =\n    max_payload=4096\n    server_name=from-ini\n    shards=2\n")
     text = """

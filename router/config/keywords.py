@@ -136,7 +136,7 @@ def conf_text(given: Mapping[str, object], who: str = "gnatswarm") -> str:
     settings = {name: value for name, value in given.items() if value is not None}
     config = settings.pop("config", None)
     if config is not None:
-        lines.append(f"include {_quoted(os.path.abspath(os.fspath(_path(config))))}")
+        lines.append(f"include {_quoted(_utf8(os.path.abspath(os.fsdecode(_path(config))), 'config', who))}")
     else:
         settings = _PROGRAM_DEFAULTS | settings
     if settings.get("port") == 0:
@@ -149,7 +149,10 @@ def conf_text(given: Mapping[str, object], who: str = "gnatswarm") -> str:
         if not isinstance(block, Mapping):
             raise TypeError(f"{who}: authorization: expected a mapping, not {type(block).__name__}")
         settings["authorization"] = {**block, **credentials}
-    lines += [f"{name}: {_written(value, name, who)}" for name, value in settings.items()]
+    try:
+        lines += [f"{name}: {_written(value, name, who)}" for name, value in settings.items()]
+    except RecursionError:
+        raise TypeError(f"{who}: lists and mappings are nested too deep, or contain themselves") from None
     return "\n".join(lines) + "\n"
 
 
@@ -188,15 +191,28 @@ def _written(value: object, name: str, who: str) -> str:
         case int() | float():
             return _seconds(value) if name in _DURATIONS else repr(value)
         case str():
-            return value if name in _SIZES and _SIZE.match(value) else _quoted(value)
+            return value if name in _SIZES and _SIZE.match(value) else _quoted(_utf8(value, name, who))
         case os.PathLike():
-            return _quoted(os.path.abspath(os.fspath(value)))
+            return _quoted(_utf8(os.path.abspath(os.fsdecode(value)), name, who))
         case Mapping():
-            inner = (f"{_quoted(str(key))}: {_written(one, str(key), who)}" for key, one in value.items())
+            inner = (
+                f"{_quoted(_utf8(str(key), name, who))}: {_written(one, str(key), who)}" for key, one in value.items()
+            )
             return "{" + ", ".join(inner) + "}"
         case list() | tuple() | set() | frozenset():
             return "[" + ", ".join(_written(one, name, who) for one in value) + "]"
     raise TypeError(f"{who}: {name}: a value of type {type(value).__name__} fits no option")
+
+
+def _utf8(text: str, name: str, who: str) -> str:
+    """ConfigError for a text with surrogates, as Python has them for bytes of file names that are no UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        # Without the text, which may be a password.
+        problem = Problem(Position(who), f"the value of {name} is not UTF-8", "leave the lone surrogates out")
+        raise ConfigError([problem]) from None
+    return text
 
 
 def _seconds(value: float) -> str:

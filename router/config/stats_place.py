@@ -49,6 +49,9 @@ def stats_place(options: Options, program: str) -> StatsPlace:
         return StatsPlace(
             "", "Statistics are off: there is no home directory; --stats-dir turns them on", logging.WARNING
         )
+    if directory != directory.encode("utf-8", "replace").decode():
+        what = f"Statistics are off: the path {directory!r} is not UTF-8, as messages between our processes are"
+        return StatsPlace("", f"{what}; --stats-dir names another", logging.WARNING)
     try:
         make_directory(directory)
         _try_to_write(directory)

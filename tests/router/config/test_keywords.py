@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 from pathlib import Path
 
 import pytest
@@ -146,6 +147,30 @@ def test_a_value_that_cannot_be_is_named_by_its_keyword(given, said: str):
     with pytest.raises(ConfigError) as found:
         options(**given)
     assert said in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ({"server_name": "\udcff"}, "server_name"),
+        ({"users": [{"user": "ann", "password": "hush-\udcff"}]}, "password"),
+        ({"log_file": Path("\udcff.log")}, "log_file"),
+        ({"tls": {"\udcff": 1}}, "tls"),
+        ({"config": os.fsencode("\udcff.conf").decode(errors="surrogateescape")}, "config"),
+    ],
+)
+def test_a_text_that_is_no_utf_8_is_an_error_that_does_not_show_it(given, name: str):
+    """It may be a password. Python has such texts for the bytes of file names."""
+    with pytest.raises(ConfigError) as found:
+        options(**given)
+    assert str(found.value) == f"here: the value of {name} is not UTF-8 — leave the lone surrogates out"
+
+
+def test_a_value_that_contains_itself_is_an_error():
+    users: list[object] = []
+    users.append(users)
+    with pytest.raises(TypeError, match="nested too deep"):
+        options(users=users)
 
 
 def test_all_problems_are_said_at_once():
