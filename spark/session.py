@@ -249,6 +249,7 @@ def run(
     from pyspark.errors import PySparkException
 
     logging.getLogger().addFilter(_is_no_interrupt)
+    end_tidily()
     session = None
     try:
         home = job_home(program, master)
@@ -271,6 +272,21 @@ def run(
     return 1
 
 
+def end_tidily() -> None:
+    """From now on SIGTERM, and a terminal that goes, end the program as ^C does.
+
+    Then Java ends, also while Spark starts, and temporary directories are removed.
+    """
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:  # nohup has it ignored
+            signal.signal(number, _end)
+
+
+def _end(number: int, _frame: object) -> None:
+    signal.signal(number, signal.SIG_DFL)  # a second one does not wait for that
+    sys.exit(128 + number)
+
+
 def _is_no_interrupt(record: logging.LogRecord) -> bool:
     """Py4J logs a ^C during a call with its traceback, and what the call fails with because of that."""
     return not str(record.msg).startswith(("KeyboardInterrupt while", "Exception while sending"))
@@ -291,7 +307,7 @@ class StopSignal:
         self.is_asked = False
 
     def listen(self) -> None:
-        """Install the handlers; call it again after Spark's start, which installs its own."""
+        """Install the handlers: after Spark's start, which installs its own, and which a signal ends at once."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
 

@@ -99,7 +99,6 @@ def main(arguments: list[str]) -> int:
         progress.say(f"batch {batch}: " + ", ".join(f"{n:,} {kind}" for kind, n in counts.items()))
 
     stop = StopSignal()
-    stop.listen()
 
     def work(session: SparkSession) -> int:
         stop.listen()

@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import csv
 import os
-import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -185,8 +184,6 @@ def main(arguments: list[str]) -> int:
     small = is_small(asked.master, asked.stats_dir or asked.from_parquet)
 
     def work(session: SparkSession) -> int:
-        # Exit as on Ctrl-C, so that temporary directories are removed.
-        signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
         progress.say(f"Spark {session.version} on {session.sparkContext.master}; reading …")
         if asked.from_parquet:
             statistics = read_parquet(session, asked.from_parquet, asked.date or ())

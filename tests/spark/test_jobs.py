@@ -172,6 +172,41 @@ def test_a_report_that_is_told_to_end_leaves_no_tables_behind(start: Start, tmp_
     assert not list(temporary.glob("gnatswarm-report-*"))
 
 
+# Spark's launcher asks Java for the command that it then becomes: this one.
+STARTING_JAVA = """#!/bin/bash
+case "$*" in
+    *-version*) echo 'openjdk version "17.0.2"' >&2 ;;
+    *launcher.Main*) printf '\\n%s\\0gateway\\0' "$0" ;;
+    gateway) echo "Java starts" >&2; exec sleep 600 ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "number"), [("report", signal.SIGTERM), ("ingest", signal.SIGTERM), ("place", signal.SIGHUP)]
+)
+def test_a_job_that_is_told_to_end_while_spark_starts_leaves_nothing(
+    start: Start, tmp_path: Path, name: str, number: signal.Signals
+):
+    """Spark needs seconds to start, on a busy machine a minute, and Java would go on alone."""
+    stats, java, temporary = tmp_path / "stats", tmp_path / "home" / "bin" / "java", tmp_path / "temporary"
+    temporary.mkdir()
+    java.parent.mkdir(parents=True)
+    java.write_text(STARTING_JAVA)
+    java.chmod(0o755)
+    statistics_rows.write(stats, 20, shards=1, subjects=2)
+    out = {"report": "page.html", "ingest": "tables", "place": "placement.conf"}[name]
+    words = program(name, "--stats-dir", str(stats), "--out", str(tmp_path / out), "--master", "local[1]")
+    job = start(*words, TMPDIR=str(temporary), JAVA_HOME=str(tmp_path / "home"))
+    job.log.wait_line("Java starts", DEADLINE_S)
+    pids = session_pids(job.process.pid)
+    os.kill(job.process.pid, number)
+    assert job.wait() == 128 + number, job.log.text
+    wait_pids_gone(pids, 10.0)
+    assert list(temporary.iterdir()) == [] and not (tmp_path / out).exists()
+    assert "Traceback" not in job.log.text
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # seven of Java, most of them one after the other
 def test_a_standalone_cluster_does_both_jobs_with_no_java_on_the_path(spark: Any, start: Start, tmp_path: Path):
