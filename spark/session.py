@@ -30,6 +30,7 @@ MOST_LINE_BYTES = 16 << 20
 LOOPBACK = "127.0.0.1"
 # Needs less memory outside the heap than G1, which is the default; pauses do not matter here.
 COLLECTOR = "-XX:+UseParallelGC"
+ENDING = signal.SIGTERM, signal.SIGHUP
 FACTORY = "spark.sql.codegen.factoryMode"
 # For some 10^5 rows on this machine: to compile costs more processor time than it saves. So Spark interprets its plans,
 # in one partition and as they are, and Java uses its first compiler only, and a collector without threads, which need
@@ -211,21 +212,49 @@ def new_session(
         builder = builder.config(key, value)
     before = _children()
     try:
-        with started_from(home) if home is not None else contextlib.nullcontext():
+        with started_from(home) if home is not None else contextlib.nullcontext(), _heedless_children():
             return builder.getOrCreate()
     except BaseException:
         # Where this is interrupted nobody knows the Java that is starting, which would stay for ever.
-        for pid in _children() - before:
+        ending = list(_children() - before)
+        for pid in ending:
+            ending += _children(pid)  # (a script's, until it has become Java)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)  # (asked to end it would log what it was doing)
         raise
 
 
-def _children() -> set[int]:
+_is_heedless = False
+
+
+@contextlib.contextmanager
+def _heedless_children() -> Iterator[None]:
+    """Meanwhile, children that PySpark starts ignore the signals that end this program: it ends its Java itself.
+
+    systemd, timeout(1) and a terminal tell all processes at once; calls that are under way then failed with tracebacks.
+    """
+    global _is_heedless
+    _is_heedless = True
+    try:
+        yield
+    finally:
+        _is_heedless = False
+
+
+def _ignore_signals() -> None:
+    for number in ENDING if _is_heedless else ():
+        signal.signal(number, signal.SIG_IGN)
+
+
+# (PySpark's children have a function that is called before they become another program, and so these, too)
+os.register_at_fork(after_in_child=_ignore_signals)
+
+
+def _children(pid: int | str = "self") -> set[int]:
     """The processes that this one has started; none, where the system does not tell."""
     found: set[int] = set()
     with contextlib.suppress(OSError):
-        for path in Path("/proc/self/task").glob("*/children"):
+        for path in Path(f"/proc/{pid}/task").glob("*/children"):
             found.update(map(int, path.read_text().split()))
     return found
 
@@ -277,7 +306,7 @@ def end_tidily() -> None:
 
     Then Java ends, also while Spark starts, and temporary directories are removed.
     """
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in ENDING:
         if signal.getsignal(number) is signal.SIG_DFL:  # nohup has it ignored
             signal.signal(number, _end)
 

@@ -182,29 +182,51 @@ esac
 """
 
 
+@pytest.fixture
+def starting_java(tmp_path: Path) -> Path:
+    """A JAVA_HOME whose Java does not come to an end with its start."""
+    java = tmp_path / "home" / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.write_text(STARTING_JAVA)
+    java.chmod(0o755)
+    return tmp_path / "home"
+
+
 @pytest.mark.parametrize(
     ("name", "number"), [("report", signal.SIGTERM), ("ingest", signal.SIGTERM), ("place", signal.SIGHUP)]
 )
 def test_a_job_that_is_told_to_end_while_spark_starts_leaves_nothing(
-    start: Start, tmp_path: Path, name: str, number: signal.Signals
+    start: Start, starting_java: Path, tmp_path: Path, name: str, number: signal.Signals
 ):
     """Spark needs seconds to start, on a busy machine a minute, and Java would go on alone."""
-    stats, java, temporary = tmp_path / "stats", tmp_path / "home" / "bin" / "java", tmp_path / "temporary"
+    stats, temporary = tmp_path / "stats", tmp_path / "temporary"
     temporary.mkdir()
-    java.parent.mkdir(parents=True)
-    java.write_text(STARTING_JAVA)
-    java.chmod(0o755)
     statistics_rows.write(stats, 20, shards=1, subjects=2)
     out = {"report": "page.html", "ingest": "tables", "place": "placement.conf"}[name]
     words = program(name, "--stats-dir", str(stats), "--out", str(tmp_path / out), "--master", "local[1]")
-    job = start(*words, TMPDIR=str(temporary), JAVA_HOME=str(tmp_path / "home"))
+    job = start(*words, TMPDIR=str(temporary), JAVA_HOME=str(starting_java))
     job.log.wait_line("Java starts", DEADLINE_S)
     pids = session_pids(job.process.pid)
     os.kill(job.process.pid, number)
     assert job.wait() == 128 + number, job.log.text
-    wait_pids_gone(pids, 10.0)
+    assert wait_pids_gone(pids, 10.0) == []
     assert list(temporary.iterdir()) == [] and not (tmp_path / out).exists()
     assert "Traceback" not in job.log.text
+
+
+def test_java_leaves_the_signals_that_end_a_job_to_the_job(start: Start, starting_java: Path, tmp_path: Path):
+    """Under systemd all processes are told at once: without Java, what the job was calling ended in tracebacks."""
+    stats = tmp_path / "stats"
+    statistics_rows.write(stats, 20, shards=1, subjects=2)
+    words = program("report", "--stats-dir", str(stats), "--out", str(tmp_path / "page.html"), "--master", "local[1]")
+    job = start(*words, JAVA_HOME=str(starting_java))
+    job.log.wait_line("Java starts", DEADLINE_S)
+    for pid in session_pids(job.process.pid):
+        ignored = re.findall(r"SigIgn:\s(\w+)", Path(f"/proc/{pid}/status").read_text())
+        are_ignored = [bool(int(ignored[0], 16) >> number - 1 & 1) for number in (signal.SIGTERM, signal.SIGHUP)]
+        assert are_ignored == [pid != job.process.pid] * 2
+    os.killpg(job.process.pid, signal.SIGTERM)
+    assert job.wait() == 128 + signal.SIGTERM, job.log.text
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ import pytest
 
 from tests.bench import statistics_rows
 from tests.bench.bench_spark import run
+from tests.support.servers import wait_pids_gone
 
 pytest.importorskip("pyspark", reason="the extra `spark` is not installed")
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
@@ -86,14 +87,20 @@ def test_a_java_that_starts_when_its_start_is_interrupted_is_ended(monkeypatch: 
     before = subprocess.Popen(["sleep", "60"])
 
     def start(_builder: object) -> object:
-        started.append(subprocess.Popen(["sleep", "60"]))
+        # A script that asks a first Java for the command that it then becomes.
+        started.append(subprocess.Popen(["sh", "-c", "sleep 60 & echo $!; wait"], stdout=subprocess.PIPE))
+        assert started[0].stdout is not None
+        asked.append(int(started[0].stdout.readline()))
         raise KeyboardInterrupt
+
+    asked: list[int] = []
 
     monkeypatch.setattr(SparkSession.Builder, "getOrCreate", start)
     try:
         with pytest.raises(KeyboardInterrupt):
             new_session("count", master="local[1]", memory="")
         assert started[0].wait(10) == -signal.SIGKILL
+        assert wait_pids_gone(asked, 10.0) == []
         assert before.poll() is None, "somebody else's child"
     finally:
         before.kill()
