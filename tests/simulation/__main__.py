@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 from tests.simulation.coverage import Coverage
@@ -25,6 +26,7 @@ def main() -> int:
     parser.add_argument("--schedules", type=int, default=1 << 40, help="at most so many for each process")
     parser.add_argument("--seed", type=int, default=0, help="the first one; 0: by the clock")
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--lasting", action="store_true", help="schedules of 500 steps and more, with everything")
     parser.add_argument("--replay", type=Path, help="one schedule from a file, and nothing else")
     words = parser.parse_args()
     if words.replay:
@@ -34,7 +36,7 @@ def main() -> int:
     first = words.seed or int(time.time() * 1000)
     with multiprocessing.get_context("spawn").Pool(words.processes) as pool:
         work = [(first + number, words.processes, words.seconds, words.schedules) for number in range(words.processes)]
-        results = pool.starmap(hunt, work)
+        results = pool.starmap(partial(hunt, lasting=words.lasting), work)
     covered = Coverage()
     for one, _ in results:
         covered.merge(one)

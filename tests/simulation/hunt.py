@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 
 from tests.simulation.coverage import Coverage
-from tests.simulation.schedule import Schedule, drawn
+from tests.simulation.schedule import Schedule, drawn, drawn_lasting
 from tests.simulation.shrink import shrunk
 from tests.simulation.world import World
 
@@ -86,8 +86,9 @@ def keep(seed: int, schedule: Schedule, why: str, collect: Callable[[], None]) -
     return path
 
 
-def hunt(first: int, step: int, seconds: float, most: int) -> tuple[Coverage, list[str]]:
+def hunt(first: int, step: int, seconds: float, most: int, *, lasting: bool = False) -> tuple[Coverage, list[str]]:
     """Schedules of every step-th seed from `first` on; (what was covered, files of those that failed)."""
+    draw = drawn_lasting if lasting else drawn
     resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY_BYTES, resource.getrlimit(resource.RLIMIT_AS)[1]))
     covered = Coverage()
     failed: list[str] = []
@@ -96,7 +97,7 @@ def hunt(first: int, step: int, seconds: float, most: int) -> tuple[Coverage, li
         for seed in range(first, first + most * step, step):
             if time.monotonic() > until or len(failed) == 3:
                 break
-            schedule = drawn(seed)
+            schedule = draw(seed)
             why, world = failure(schedule)
             covered.add(schedule, world)
             if world is None:

@@ -298,6 +298,15 @@ SINGLED = (
     "settle recant adopt tell tell carry settle",
 )
 SHARE_SINGLED = 0.15
+# A long history: the steps of several schedules, with everything that fits together, in which clients keep coming.
+# They are not among those that drawn() draws: see drawn_lasting().
+LASTING = "lasting"
+LASTING_WORDS = "servers", "accounts", "reloads", "queues"
+LASTING_STEPS = 500
+LASTING_OWN_STEPS = {
+    **{"come": 12, "rush": 4, "max": 8, "gather": 6, "desert": 4, "hop": 10, "pub": 10, "connect": 3, "settle": 10},
+    **{"boot": 4, "retire": 2, "reload": 3, "replace": 2, "dial": 12, "serve": 4, "seek": 4, "reply": 6},
+}
 ROUTER_STEPS = "router", "adopt"
 PATTERN_STEPS = (
     *("entrust", "hop", "empty", "rush", "bring", "retire", "fall", "late", "gather", "desert", "sever"),
@@ -305,7 +314,7 @@ PATTERN_STEPS = (
 )
 # Words of worlds that the counts by kind do not tell apart.
 APART = (
-    *(DIRECT, NO_ECHO, ANEW, BOUNDS, BRIEF, EAGER, GRADUAL, GROWS, LIMITED, LOCAL, MODEST, PARTIAL),
+    *(DIRECT, NO_ECHO, ANEW, BOUNDS, BRIEF, EAGER, GRADUAL, GROWS, LASTING, LIMITED, LOCAL, MODEST, PARTIAL),
     *(SPREAD, TRACED, UPWARD, VERBOSE),
 )
 MOST_STEPS = 300
@@ -430,6 +439,23 @@ def drawn(seed: int) -> Schedule:
         rng = random.Random(f"gradual patterns {seed}")
         schedule = replace(schedule, steps=with_some(rng, schedule.steps, list(GRADUAL_PATTERNS)))
     return schedule
+
+
+def drawn_lasting(seed: int) -> Schedule:
+    """One of 500 steps and more, in a world of four to six shards with other servers, accounts and their reloads."""
+    rng = random.Random(f"lasting {seed}")
+    base = drawn(rng.getrandbits(40))
+    while base.has("third") or not (base.has("servers") and base.has("accounts")):
+        base = drawn(rng.getrandbits(40))
+    words = dict.fromkeys((*base.features, *LASTING_WORDS, LASTING))
+    steps = list(base.steps)
+    while len(steps) < LASTING_STEPS:
+        more = drawn(rng.getrandbits(40))
+        if more.has("servers"):
+            steps += more.steps
+    for kind in rng.choices(list(LASTING_OWN_STEPS), list(LASTING_OWN_STEPS.values()), k=len(steps) // 4):
+        steps.insert(rng.randrange(len(steps) + 1), drawn_step(rng, kind))
+    return replace(base, shards=rng.randint(4, MOST_SHARDS_HERE), steps=tuple(steps), features=tuple(words))
 
 
 def with_own_steps(seed: int, schedule: Schedule, word: str, share: float, kinds: tuple[str, ...]) -> Schedule:

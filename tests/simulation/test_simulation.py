@@ -9,7 +9,7 @@ import pytest
 
 from tests.simulation.coverage import Coverage
 from tests.simulation.hunt import failure
-from tests.simulation.schedule import Schedule, Step, drawn, parsed
+from tests.simulation.schedule import LASTING_STEPS, Schedule, Step, drawn, drawn_lasting, parsed
 from tests.simulation.shrink import shrunk
 
 CORPUS = Path(__file__).parent / "corpus"
@@ -40,6 +40,14 @@ def test_every_promise_holds_whatever_the_schedule(batch):
         assert not covered.missing, f"situations that the promises are about do not occur any more:\n{covered}"
 
 
+def test_every_promise_holds_over_long_histories():
+    for seed in range(4):
+        schedule = drawn_lasting(seed)
+        assert len(schedule.steps) > LASTING_STEPS
+        why, world = failure(schedule)
+        assert world is not None, f"tests.simulation.schedule.drawn_lasting({seed}): {why}"
+
+
 def test_a_schedule_is_the_same_again():
     for seed in range(40):
         worlds = [failure(drawn(seed))[1] for _ in range(2)]
@@ -51,6 +59,7 @@ def test_a_schedule_is_the_same_again():
 def test_a_schedule_reads_what_it_writes():
     for seed in range(50):
         assert parsed(str(drawn(seed))) == drawn(seed)
+    assert parsed(str(drawn_lasting(1))) == drawn_lasting(1)
 
 
 @pytest.mark.parametrize(

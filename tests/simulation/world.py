@@ -43,6 +43,7 @@ from tests.simulation.schedule import (
     EAGER,
     GRADUAL,
     GROWS,
+    LASTING,
     LIMITED,
     LOCAL,
     MODEST,
@@ -62,6 +63,7 @@ from tests.support.engine import Engine, EngineClient, frames
 
 QUEUES = ("", *promises.QUEUES)
 MOST_CLIENTS = 24
+MOST_IN_ALL = 150  # of those who come in a long world, where so many may be there at one time
 # A buffer asks how much is pending when a chunk of 64 KiB is full, or for each message that is shared (32 KiB): limits
 # and sizes are such that few messages make somebody slow.
 SIZES = (0, 3000, 12000, 33000, 33000)
@@ -316,6 +318,20 @@ class World:
     @property
     def messages(self) -> list[Message]:
         return self.history.messages
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one client more may come."""
+        if self.schedule.has(LASTING):
+            return len(self.present) < MOST_CLIENTS and len(self.people) < MOST_IN_ALL
+        return len(self.people) < MOST_CLIENTS
+
+    def one_of(self, number: int) -> Person:
+        """The client that a step means; in a lasting world one of those who are there, if any are."""
+        people = self.people
+        if self.schedule.has(LASTING):
+            people = [one for one in people if not one.is_gone] or people
+        return people[number % len(people)]
 
     def come(self, process: Process, account: str = "") -> bool:
         """Open a connection. Each has an inbox, where it also gets the 503 of its requests. False: there are enough."""
@@ -851,7 +867,7 @@ class World:
         if alone is not None:
             alone(self, step)
         else:
-            person = self.people[step.who % len(self.people)]
+            person = self.one_of(step.who)
             if step.kind in OF_SOCKETS:
                 if not person.is_gone and not person.is_on_its_way:
                     OF_SOCKETS[step.kind](self, person, step)
@@ -1116,7 +1132,7 @@ class World:
         """More bytes come of a message, or one."""
         there = [one for one in self.people if one.rest and not one.is_gone and not one.is_on_its_way]
         if there:
-            person = self.people[step.who % len(self.people)]
+            person = self.one_of(step.who)
             self.send_more(person if person in there else there[step.who % len(there)], (1, 1, 2, ALL)[step.much % 4])
 
     def send_more(self, person: Person, most: int) -> None:
@@ -1480,7 +1496,7 @@ class World:
                 process.gateway.configure()
                 process.gateway.take_accounts()
             elif (
-                len(self.people) < MOST_CLIENTS
+                self.has_room
                 and rng.random() < 0.7
                 and process in self.swarm.ready
                 and self.come(process, LATE_ACCOUNT)
@@ -1553,7 +1569,7 @@ class World:
     def do_come(self, step: Step) -> None:
         """Connect to a shard that accepts clients, often one that has just begun to. The client may publish at once."""
         ready = self.swarm.ready
-        if ready and len(self.people) < MOST_CLIENTS:
+        if ready and self.has_room:
             if step.which % 2:
                 ready = [min(ready, key=lambda one: one.clients.accepted)]
             has_come = self.come(ready[step.who % len(ready)])
@@ -1597,13 +1613,13 @@ class World:
     def do_late(self, step: Step) -> None:
         """Connect to a shard that is leaving: the connection was in its listener's queue, or on its way there."""
         leaving = [one for one in self.swarm.shards if one.departure is not None and not one.has_drained]
-        if leaving and len(self.people) < MOST_CLIENTS:
+        if leaving and self.has_room:
             self.come(leaving[step.who % len(leaving)])
             self.seen["late connection"] += 1
 
     def do_gather(self, step: Step) -> None:
         """Clients of several shards become members of one queue group."""
-        account = self.people[step.who % len(self.people)].account
+        account = self.one_of(step.who).account
         places: dict[int, Person] = {}
         for person in self.people:
             if person.is_read and person.account == account:
@@ -1652,10 +1668,17 @@ class World:
         self.sever(near or ends, step)
 
     def do_tear(self, step: Step) -> None:
-        """The link between two shards breaks while a client is on its way from one to the other, and both notice."""
+        """A link breaks while a client is on its way from one shard to another, and both of its ends notice.
+
+        The link between these two; or, with the mark of a third shard, that to the new one, which does not know then
+        what the client is to get there, and closes it.
+        """
+        is_of_third = step.which % 2 == 1
         for _ in range(60):
             ways = [way for way, words in self.swarm.words.items() if any(one.client is not None for one in words)]
             busy = self.swarm.busy_ends()
+            if is_of_third:
+                busy = [end for end in busy if not self.has_mark_of_third(end)]
             if ways or not (busy or self.swarm.words):
                 break
             if busy:
@@ -1666,14 +1689,26 @@ class World:
         if not ways:
             return
         way = ways[step.who % len(ways)]
-        ends = [one for one in self.open_ends() if (one.process, one.other.process) == way]
+        if is_of_third:
+            ends = [one for one in self.open_ends() if one.other.process is way[1] and self.has_mark_of_third(one)]
+        else:
+            ends = [one for one in self.open_ends() if (one.process, one.other.process) == way]
         if ends:
-            self.sever(ends, step)
+            self.sever(ends[:1], step)
             for end in (ends[0], ends[0].other):
                 if end.other.is_open:
                     self.swarm.carry(end, ALL)
             self.look()
-            self.seen["link breaks with a client on its way"] += 1
+            self.seen["link breaks with a client on its way"] += not is_of_third
+            self.seen["link to its new shard breaks with a third one's mark"] += is_of_third
+
+    def has_mark_of_third(self, end: End) -> bool:
+        """Whether a shard's mark for somebody else's move is on its way to that move's new shard."""
+        if end.socket is None:
+            return False
+        marks = re.findall(rb"(?:^|\r\n)MARK (\d+) ", end.socket.queued_from(end.carried))
+        there = end.other.process.number
+        return any(int(old) not in (end.process.number, there) for old in marks)
 
     def do_bereave(self, step: Step) -> None:
         """A shard dies, and a sibling whose link rests on what it has sent hears at once that it is not listed."""
@@ -1691,7 +1726,7 @@ class World:
 
         Its publisher moves, or asks for a PONG, before it arrives there; or the link over which it is to go is broken.
         """
-        account = self.people[step.who % len(self.people)].account
+        account = self.one_of(step.who).account
         if self.schedule.has("third") and account == "C":
             return
         self.do_settle(step)
@@ -2049,7 +2084,7 @@ class World:
 
     def do_hop(self, step: Step) -> None:
         """One client begins to move; the same numbers mean the same client."""
-        person = self.people[step.who % len(self.people)]
+        person = self.one_of(step.who)
         others = [one for one in self.swarm.ready if one is not person.process]
         if others and not person.is_gone and not person.is_on_its_way:
             self.begin_move(person.process, others[step.which % len(others)], [person], 1)
@@ -2065,7 +2100,7 @@ class World:
     def do_rush(self, step: Step) -> None:
         """A client connects, subscribes in one write, perhaps publishes, and moves at once."""
         ready = self.swarm.ready
-        if len(ready) < 2 or len(self.people) >= MOST_CLIENTS or not self.come(ready[step.who % len(ready)]):
+        if len(ready) < 2 or not self.has_room or not self.come(ready[step.who % len(ready)]):
             return
         person = self.people[-1]
         for n in range(1 + step.much % 3):
