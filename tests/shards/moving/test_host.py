@@ -350,6 +350,48 @@ async def test_a_client_that_closes_while_it_moves_is_no_error(
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
+@pytest.mark.parametrize("how", ["there is no way", "it is not listed", "the way is closed", "no descriptor comes"])
+async def test_a_client_that_is_lost_on_its_way_counts_no_more(two: LinkedShards, how: str) -> None:
+    """Else nobody would get its place before a shard dies."""
+    await come(two)
+    await come(two)
+    old, new = two.shards
+    session = list(old.one.shard.clients.open.values())[1]
+    assert session.socket is not None
+    record = records.encoded(records.MovedClient(session.socket.freeze(), freeze(session.connection)))
+    if how != "there is no way":
+        assert not old.host.open_way(1)
+        await until(lambda: new.host._incoming and new.host._incoming[0].hello)
+    fd = old.one.shard.clients.leave_behind(session, 1)
+    assert two.page.settle_connections() == 0
+    if how == "no descriptor comes":
+        os.close(fd)
+        fd = -1
+    elif how == "the way is closed":
+        new.host._incoming[0].close()
+    old.host._send(1, channel.HandedOver(7, record), fd)
+    if how == "it is not listed":
+        old.host.on_linked_shards([old.peer])
+    await until(lambda: two.page.settle_connections() == 1)
+    assert two.page.connections == len(old.cids) == 1
+
+
+async def test_a_client_whose_move_is_stopped_is_expected_no_more_and_may_come_later(two: LinkedShards) -> None:
+    await come(two)
+    old, new = two.shards
+    (session,) = old.one.shard.clients.open.values()
+    clients = new.one.shard.clients
+    assert not old.host.open_way(1)
+    old.moves.move([session.connection], 1)
+    await until(lambda: clients.is_expected(session.connection.cid))
+    old.moves.stop()
+    old.one.shard.reactor.finish()
+    await until(lambda: old.ended)
+    assert not clients.is_expected(session.connection.cid)
+    assert await moved(two, 1) == {}
+    await until(lambda: new.cids)
+
+
 async def test_there_is_room_for_so_many_clients_alone(two: LinkedShards) -> None:
     new = two.shards[1]
     new.host._most = 10
