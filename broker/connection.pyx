@@ -6,7 +6,6 @@ It knows the protocol of a client and nothing of sockets, clocks or log-in rules
 Cost of a publish that repeats the last line: one comparison, and fan-out.
 """
 
-from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc
 from libc.stdlib cimport calloc, free
 
 from gnatswarm.broker.asked cimport Request
@@ -19,7 +18,7 @@ from gnatswarm.broker.parser cimport (
     OP_PUB, OP_SUB, OP_UNKNOWN, OP_UNSUB, OpKind, Token, parse_op,
     parse_plain_publish)
 from gnatswarm.broker.allowance cimport Allowance
-from gnatswarm.broker.peer cimport HOLD_ENDING, HOLD_FENCE, HOLD_LOGIN, HOLD_RATE, HOLD_STALL
+from gnatswarm.broker.peer cimport HOLD_ENDING, HOLD_FENCE, HOLD_LOGIN, HOLD_RATE, HOLD_STALL, merge_freed
 from gnatswarm.broker.permissions cimport Permissions
 from gnatswarm.broker.repeat cimport Repeat, repeat_remember, repeat_run
 from gnatswarm.broker.subject cimport SUBJECT_BAD, is_publishable, subject_kind
@@ -50,8 +49,6 @@ cdef enum:
     MOST_SLOW = 200
     # Deliveries that are not counted in a turn, of a message or a run.
     FEW_DELIVERIES = 8
-    # See merge_freed(): more than the small blocks of any malloc.
-    MERGING_BYTES = 4096
 
 
 cdef bint is_reserved(Token subject, bint as_reply) noexcept:
@@ -70,13 +67,6 @@ cdef inline bint is_measured_reply(const Op *op) noexcept:
 cdef inline bint asks_system(const Op *op) noexcept:
     """Is it a request that the broker itself may reply to?"""
     return op.reply.size and op.subject.size > 9 and same_bytes(op.subject.at, <const uint8_t *>b'$SYS.REQ.', 9)
-
-
-cdef void merge_freed() noexcept nogil:
-    """glibc merges small blocks that were freed when somebody asks for a larger one: of a million subscriptions all at
-    once, which takes half a second. So each slice asks for one. (Without fast bins SUB and UNSUB would cost 15 % more.)
-    """
-    PyMem_RawFree(PyMem_RawMalloc(MERGING_BYTES))
 
 
 cdef class Fence:
@@ -931,6 +921,7 @@ cdef class ClientConnection(Peer):
             self.bounded_members -= 1
         table_remove(&self.subs, &sub.key)
         self.sublist.remove(sub, &self.touched)
+        self.is_too_large = False   # (it may have been for this one)
         if unlikely(self.out.moving == MOVING_OUT):
             self.fence.on_ended_moving(self)
         if unlikely(self.ending != ENDING_NONE) and self.subs.slots != NULL:
@@ -968,6 +959,7 @@ cdef class ClientConnection(Peer):
         self.out.takes_headers = headers and self.offers_headers
         self.wants_no_responders = no_responders
         self.protocol = protocol
+        self.is_too_large = False
         if self.repeat != NULL:
             self.repeat.line_size = 0
 

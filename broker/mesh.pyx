@@ -6,12 +6,11 @@ subscription here, and of every change of a queue group's size. Not here: messag
 (link).
 """
 
-from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc
 from libc.string cimport memcmp
 
 from gnatswarm.broker.interest cimport InterestCursor
 from gnatswarm.broker.outbuf cimport out_pending
-from gnatswarm.broker.peer cimport HOLD_MOVE, Peer
+from gnatswarm.broker.peer cimport HOLD_MOVE, Peer, merge_freed
 from gnatswarm.broker.routewire cimport write_interest
 from gnatswarm.broker.tally cimport Tally
 
@@ -21,8 +20,6 @@ cdef enum:
     SLICE_NODES = 1024
     # … of which so many are told before a look at how much waits on the link.
     PIECE_NODES = 64
-    # Asked for by each slice that frees: glibc then merges what was freed, as in connection.merge_freed().
-    MERGING_BYTES = 4096
 
 cdef double AGAIN_S = 0.001   # a link takes a quarter of MOST_TOLD_BYTES in that time, or less
 
@@ -128,7 +125,7 @@ cdef class Dropping(Accounts):
 
     cdef bint go_on(self, int64_t most) except -1:
         cdef bint is_done = Accounts.go_on(self, most)
-        PyMem_RawFree(PyMem_RawMalloc(MERGING_BYTES))   # (a compiler leaves out free(malloc()))
+        merge_freed()
         if not is_done:
             return False
         self.mesh.has_dropped(self.shard)

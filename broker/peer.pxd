@@ -23,6 +23,10 @@ cdef enum Hold:
     HOLD_ENDING = 128  # client: its subscriptions are being ended, some at a time
 
 
+# To be called behind each slice of work that frees many small blocks: their merging is done in slices, too.
+cdef void merge_freed() noexcept nogil
+
+
 cdef class Peer:
     cdef OutBuf out
     cdef Blob *blob            # a big operation on its way, all its bytes: filled up to blob_filled

@@ -368,6 +368,35 @@ def test_a_client_of_whom_too_much_has_to_be_said_stays(moving, monkeypatch):
     moving.mesh.close()
 
 
+def test_who_was_too_large_to_move_moves_when_that_subscription_has_ended(moving, monkeypatch):
+    client = moving.mesh.clients[0]
+    client.feed(b"SUB small 1\r\nSUB %b 2\r\n" % (b"s" * 900))
+    moving.mesh.settle()
+    monkeypatch.setattr(module, "MOST_PART_BYTES", 800)
+    moving.move(client)
+    moves = moving.hosts[OLD].probe.moves
+    assert "have to be said" in moves.why_not(client.connection)
+    client.feed(b"UNSUB 2\r\n")
+    moving.mesh.settle()
+    assert moves.why_not(client.connection) is None
+    moving.move(client)
+    assert client.engine is moving.mesh.engines[NEW]
+    moving.mesh.close()
+
+
+def test_who_was_too_large_to_move_by_its_connect_may_move_behind_another_one(moving, monkeypatch):
+    client = moving.mesh.clients[0]
+    words = iter([b"w" * 1000, b"who it is"])
+    monkeypatch.setattr(moving.hosts[OLD], "words_of", lambda _: next(words))
+    monkeypatch.setattr(module, "MOST_PART_BYTES", 900)
+    moving.move(client)
+    assert "have to be said" in moving.hosts[OLD].probe.moves.why_not(client.connection)
+    client.connection.configure(verbose=False, pedantic=False, echo=True, headers=True, no_responders=True, protocol=1)
+    moving.move(client)
+    assert client.engine is moving.mesh.engines[NEW]
+    moving.mesh.close()
+
+
 def test_a_move_that_is_stopped_in_time_leaves_the_client_where_it_was(moving):
     mesh = moving.mesh
     client, other = mesh.clients[:2]
