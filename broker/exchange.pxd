@@ -9,8 +9,8 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from gnatswarm.broker.entry cimport Choice, Entry
 from gnatswarm.broker.fanout cimport Fanout, Onward, Outcome, Publish
 from gnatswarm.broker.fence cimport FencedBatch, MeshFence
-from gnatswarm.broker.interest cimport MOST_SHARDS, Interest, InterestSink, QueueGroup
-from gnatswarm.broker.mesh cimport Mesh
+from gnatswarm.broker.interest cimport MOST_SHARDS, Interest, InterestSink, Node, QueueGroup
+from gnatswarm.broker.mesh cimport Accounts, Mesh
 from gnatswarm.broker.outbuf cimport OutBuf
 from gnatswarm.broker.parser cimport Token
 from gnatswarm.broker.permissions cimport Permissions
@@ -52,6 +52,28 @@ cdef class Leaving(ServerWait):
     cdef bytes queue
 
 
+# A server that connects is told all that it may be told, each thing once: what changes is told at once where the cursor
+# has been, and else by the cursor. All else that is sent to it waits behind that, in an OutBuf of its own.
+@cython.final
+cdef class TellingServer(Accounts):
+    cdef Exchange exchange
+    cdef int slot
+    cdef OutBuf *out
+    cdef OutBuf *behind
+    cdef set ahead               # the sublists that are still to come
+    cdef bint is_under_way       # in go_on()
+
+    # Whether a node's interest, or that of one of its groups (or NULL), is told later.
+    cdef bint is_ahead(self, Interest interest, const Node *node, const QueueGroup *group) noexcept
+
+
+# Tells all siblings that other servers want nothing any more.
+@cython.final
+cdef class Withdrawing(Accounts):
+    cdef Exchange exchange
+    cdef object call
+
+
 @cython.final
 cdef class Exchange(Onward):
     cdef Mesh mesh
@@ -70,6 +92,8 @@ cdef class Exchange(Onward):
     cdef uint8_t kinds[MOST_SHARDS]
     cdef Dialect dialects[MOST_SHARDS]
     cdef OutBuf *outs[MOST_SHARDS]       # owned by their links; NULL: none
+    cdef OutBuf *behinds[MOST_SHARDS]    # … of those that are being told all interest: for all else that is sent; or NULL
+    cdef list tellings                   # … and their TellingServers, or None
     cdef uint64_t mates[MOST_SHARDS]     # other slots to which nothing of a slot's goes: its own cluster's
     cdef list accounts                   # the Sublist of a slot that has one account, else None
     cdef list permissions                # Permissions of a slot, or None: everything may pass
@@ -197,12 +221,19 @@ cdef class Exchange(Onward):
     cdef int join(self, PeerKind kind, Dialect dialect, OutBuf *out, Sublist account, str cluster, bint is_checked,
                   bint is_isolated) except -2
     # Tells it the interest here, and sends it messages from now on.
-    # `pongs_due`: see ServerFence.begin().
-    cdef int begin(self, int slot, list pongs_due) except -1
+    # `pongs_due`: see ServerFence.begin(). `behind` is used while it is told.
+    cdef int begin(self, int slot, list pongs_due, OutBuf *behind) except -1
     # The sublists whose messages pass there.
     cdef list accounts_of(self, int slot)
-    # Tells it all that it may be told.
-    cdef int tell_interest(self, int slot) except -1
+    # It has been told all, or will not be told the rest: what has waited behind that follows.
+    cdef int end_telling(self, int slot) except -1
+    # Whether it will be told of this in its turn.
+    cdef bint is_told_later(self, uint32_t slot, Interest interest, const uint8_t *subject, size_t size,
+                            const QueueGroup *group) noexcept
+    # What goes out there now, but interest.
+    cdef OutBuf *rear(self, int slot) noexcept
+    # A message of another server's would be past max_pending.
+    cdef void check_behind(self, int slot) noexcept
     # Nothing more goes to servers whose connection is about to end.
     cdef void forget_condemned(self) noexcept
     cdef int part(self, int slot) except -1

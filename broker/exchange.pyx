@@ -15,9 +15,10 @@ from itertools import islice
 from gnatswarm.broker.fanout cimport (
     MOST_QUEUES, ORIGIN_ACCOUNT, fits_line, write_named, write_queues, write_tail_head)
 from gnatswarm.broker.entry cimport choice_named
-from gnatswarm.broker.interest cimport SECOND_CHOICE, Node, QueueName, weight_of
-from gnatswarm.broker.mesh cimport Retelling
-from gnatswarm.broker.outbuf cimport CLOSE_NONE, Blob, blob_release, out_mark_dirty, out_reserve
+from gnatswarm.broker.interest cimport SECOND_CHOICE, InterestCursor, QueueName, weight_of
+from gnatswarm.broker.mesh cimport MOST_TOLD_BYTES as MOST_WAITING_BYTES, Retelling
+from gnatswarm.broker.outbuf cimport (
+    CLOSE_NONE, Blob, CloseReason, blob_release, out_append_all, out_condemn, out_mark_dirty, out_pending, out_reserve)
 from gnatswarm.broker.reroutes cimport CAME_IN, LINGERING, REFUSED, OriginLink
 from gnatswarm.broker.routewire cimport write_interest
 from gnatswarm.broker.rules cimport StreamImport
@@ -25,6 +26,7 @@ from gnatswarm.broker.serverwire cimport DIALECT_LEAF, MOST_ORIGIN_BYTES, write_
 from gnatswarm.broker.table cimport MOST_KEY_BYTES
 from gnatswarm.broker.word cimport SLACK, hash_bytes, likely, unlikely
 
+from libc.stdint cimport int64_t
 from libc.string cimport memchr, memcmp, memcpy
 
 from gnatswarm.broker.rules import intersection
@@ -37,6 +39,8 @@ NO_SERVER = b"-"
 TO_PLAIN = b"+"
 # The bit of Publish.publisher that says that it is another server's client: no shard has one of this number.
 cdef uint64_t FOREIGN = <uint64_t>1 << 63
+# For go_on(): all that there is.
+cdef int64_t EVERYTHING = <int64_t>1 << 62
 cdef uint64_t MOST_CID = (<uint64_t>1 << CID_BITS) - 1
 
 cdef enum:
@@ -156,6 +160,72 @@ cdef class RetellingOthers(Retelling):
             self.n += 1
 
 
+cdef class TellingServer(Accounts):
+
+    cdef list cursors_of(self, Sublist sublist):
+        cdef RetellingOthers retelling = RetellingOthers()
+        retelling.exchange = self.exchange
+        retelling.hears_remote = True
+        retelling.slot = self.slot
+        self.ahead.discard(sublist)
+        return [sublist.telling_cursor(retelling)]
+
+    cdef bint is_due(self) noexcept:
+        return out_pending(self.out) < <size_t>MOST_WAITING_BYTES or self.out.close_reason != CLOSE_NONE
+
+    cdef bint go_on(self, int64_t most) except -1:
+        cdef size_t max_pending = self.out.max_pending
+        cdef bint is_done
+        if max_pending:   # (what it is told at once is no reason to close it)
+            self.out.max_pending = 0
+        self.is_under_way = True
+        is_done = self.go_on_while_due(most)
+        self.is_under_way = False
+        if max_pending:
+            self.out.max_pending = max(max_pending, 2 * out_pending(self.out))
+        self.behind.taken_us = self.out.taken_us
+        self.exchange.check_behind(self.slot)
+        if is_done:
+            self.exchange.end_telling(self.slot)
+        return is_done
+
+    cdef bint is_ahead(self, Interest interest, const Node *node, const QueueGroup *group) noexcept:
+        cdef InterestCursor cursor
+        if self.is_under_way:
+            return False
+        if self.cursors:
+            cursor = <InterestCursor>self.cursors[0]
+            if cursor.interest is interest:
+                return cursor.is_ahead(node, group)
+        return interest in self.ahead
+
+
+cdef class Withdrawing(Accounts):
+
+    cdef list cursors_of(self, Sublist sublist):
+        cdef RetellingOthers retelling = RetellingOthers()
+        retelling.exchange = self.exchange
+        retelling.hears_remote = True
+        retelling.slot = WITHDRAWN
+        return [sublist.telling_cursor(retelling)]
+
+    cdef bint is_due(self) noexcept:
+        cdef uint64_t left = self.mesh.up
+        cdef int shard = 0
+        while left:
+            if left & 1 and out_pending(self.mesh.fanout.links[shard]) >= <size_t>MOST_WAITING_BYTES:
+                return False
+            left >>= 1
+            shard += 1
+        return True
+
+    cdef bint go_on(self, int64_t most) except -1:
+        if not self.go_on_while_due(most):
+            return False
+        self.exchange.call_when_known(self.call)
+        return True
+
+
 cdef class Answered(InterestSink):
     """What other servers are told of subjects to which shards answer requests: see Exchange.set_system_account()."""
 
@@ -257,6 +327,7 @@ cdef class Exchange(Onward):
         self.fanout = mesh.fanout
         self.of_kind[<int>PEER_SIBLING] = ~<uint64_t>0
         self.accounts = [None] * MOST_SHARDS
+        self.tellings = [None] * MOST_SHARDS
         self.permissions = [None] * MOST_SHARDS
         self.clusters = [""] * MOST_SHARDS
         self.answers = [None] * MOST_SHARDS
@@ -569,7 +640,8 @@ cdef class Exchange(Onward):
         cdef const uint8_t *subject = pattern
         cdef Sublist sublist = self.mesh.accounts.get(account)
         if sublist is not None and self.is_plain(slot, sublist, subject, len(pattern)) \
-                and self.may_tell(slot, subject, len(pattern), NULL, 0):
+                and self.may_tell(slot, subject, len(pattern), NULL, 0) \
+                and not self.is_told_later(slot, sublist, subject, len(pattern), NULL):
             return   # it is told that somebody subscribes to that, and would take one end for both
         self.fence.interest_frames[slot] += 1
         write_server_interest(self.outs[slot], self.dialects[slot], b"", at, len(account), subject, len(pattern),
@@ -597,6 +669,7 @@ cdef class Exchange(Onward):
         """A run, or one message with the groups that it is for, to another server. `been`: for these groups alone, and
         where it was; None: to plain interest, too."""
         cdef OutBuf *out = self.outs[slot]
+        cdef OutBuf *to = self.rear(slot)
         cdef uint8_t *prefix = entry.text + entry.rmsg_at
         cdef size_t prefix_size = entry.rmsg_size
         cdef uint8_t kept[5]
@@ -612,23 +685,25 @@ cdef class Exchange(Onward):
                 and (been is not None or len(self.origin) == 0):   # (else: LMSG says of whom it is)
             been = (TO_PLAIN if been is None else been) + self.publisher_name(publish.publisher)
         if unlikely(been is not None and (self.takes_only_queues >> slot) & 1):
-            sent = self.send_rewritten(out, b'QMSG ', been, prefix + 5, prefix_size - 5, publish, queues, n_queues)
+            sent = self.send_rewritten(to, b'QMSG ', been, prefix + 5, prefix_size - 5, publish, queues, n_queues)
         elif unlikely(len(self.origin) != 0) and (self.takes_origin >> slot) & 1 \
                 and (n_queues == 0 or (entry.remote >> slot) & 1):
             # (for groups alone any member will do, whosever it is, and only one gets it)
-            sent = self.send_rewritten(out, b'LMSG ', self.origin, prefix + 5, prefix_size - 5, publish, queues,
+            sent = self.send_rewritten(to, b'LMSG ', self.origin, prefix + 5, prefix_size - 5, publish, queues,
                                        n_queues)
         else:
             memcpy(kept, prefix, 5)
             memcpy(prefix, b'HMSG ' if with_header else b'LMSG ' if self.dialects[slot] == DIALECT_LEAF else b'RMSG ',
                    5)
             if n_queues:
-                sent = self.send_named(out, prefix, prefix_size, publish, queues, n_queues, with_header)
+                sent = self.send_named(to, prefix, prefix_size, publish, queues, n_queues, with_header)
             elif cut:
-                sent = self.fanout.send_stripped(out, prefix, prefix_size, publish, publish.count)
+                sent = self.fanout.send_stripped(to, prefix, prefix_size, publish, publish.count)
             else:
-                sent = self.fanout.send_run(out, prefix, prefix_size, publish, publish.count)
+                sent = self.fanout.send_run(to, prefix, prefix_size, publish, publish.count)
             memcpy(prefix, kept, 5)
+        if unlikely(to != out):
+            self.check_behind(slot)
         out.msgs += sent
         out.payload_bytes += <uint64_t>sent * (publish.size - cut)
         self.out_msgs += sent
@@ -820,7 +895,8 @@ cdef class Exchange(Onward):
         """Accounts import other streams than before."""
         cdef int slot
         for slot in range(FIRST_SLOT, END_SLOT):
-            if self.accounts[slot] is None or self.outs[slot] == NULL:
+            if self.accounts[slot] is None or self.outs[slot] == NULL \
+                    or (not self.imported[slot] and (<Sublist>self.accounts[slot]).streams is None):
                 continue
             found = self.interest_of(slot)
             for subject, queue in {*found, *self.imported[slot]}:
@@ -1010,6 +1086,8 @@ cdef class Exchange(Onward):
         if self.may_tell(slot, subject, size, NULL, 0):
             if len(origin) == 0 and self.is_told_as_due(slot, interest.account, subject, size):
                 return
+            if self.is_told_later(slot, interest, subject, size, NULL):
+                return
             if unlikely(self.noted is not None):
                 self.noted[slot, interest.account, subject[:size], b"", origin] = 1
                 return
@@ -1036,7 +1114,8 @@ cdef class Exchange(Onward):
                     and (after or not self.is_plain(slot, interest, subject, size)):
                 self.tell(slot, interest, subject, size, origin, after != 0)
             return
-        if not self.may_tell(slot, subject, size, queue, queue_size):
+        if not self.may_tell(slot, subject, size, queue, queue_size) \
+                or self.is_told_later(slot, interest, subject, size, group):
             return
         if unlikely(self.noted is not None):
             self.noted[slot, interest.account, subject[:size], queue[:queue_size], origin] = after
@@ -1052,8 +1131,9 @@ cdef class Exchange(Onward):
                         uint64_t after) noexcept:
         cdef uint64_t left = self.told
         cdef uint32_t slot = 0
+        # (while interest is withdrawn in turns what ends may not have had its turn)
         if bool(before & self.outside) != bool(after & self.outside) and not is_loop_subject(subject, size) \
-                and not self.is_withdrawn:
+                and not (self.is_withdrawn and after & self.outside):
             self.mesh.tell_all(interest, subject, size, NULL, 0, 1 if after & self.outside else 0)
         while left:
             if left & 1 and (self.accounts[slot] is None or self.accounts[slot] is interest):
@@ -1064,11 +1144,13 @@ cdef class Exchange(Onward):
     cdef void on_remote_queue(self, Interest interest, const uint8_t *subject, size_t size, const QueueGroup *group,
                               uint32_t shard, uint32_t before) noexcept:
         cdef uint64_t left = self.told, bit = <uint64_t>1 << shard
-        cdef uint32_t slot = 0
+        cdef uint32_t slot = 0, members
         before &= ~SECOND_CHOICE
-        if bit & self.outside and not self.is_withdrawn:
-            self.mesh.tell_all(interest, subject, size, <const uint8_t *>group.name + sizeof(QueueName),
-                               group.name.key.size, choice_of(group, self.outside))
+        if bit & self.outside:
+            members = choice_of(group, self.outside)
+            if not (self.is_withdrawn and members):
+                self.mesh.tell_all(interest, subject, size, <const uint8_t *>group.name + sizeof(QueueName),
+                                   group.name.key.size, members)
         while left:
             if left & 1 and (self.accounts[slot] is None or self.accounts[slot] is interest):
                 self.tell_group(slot, interest, subject, size, group, shard, before)
@@ -1190,27 +1272,67 @@ cdef class Exchange(Onward):
             return slot
         return -1
 
-    cdef int begin(self, int slot, list pongs_due) except -1:
+    cdef int begin(self, int slot, list pongs_due, OutBuf *behind) except -1:
+        cdef TellingServer telling = TellingServer()
+        cdef RetellingOthers retelling = RetellingOthers()
+        accounts = self.accounts_of(slot)
         self.told |= <uint64_t>1 << slot
         self.fence.begin(slot, self.outs[slot], pongs_due, self.kinds[slot] == PEER_ROUTE)
-        self.tell_interest(slot)
-        for sublist in self.accounts_of(slot):
+        for sublist in accounts:
+            if (<Sublist>sublist).account == self.system_account:   # (at once: there plain interest and groups are one)
+                retelling.exchange = self
+                retelling.hears_remote = True
+                retelling.slot = slot
+                (<Sublist>sublist).replay(retelling)
+        telling.exchange = self
+        telling.mesh = self.mesh
+        telling.slot = slot
+        telling.out = self.outs[slot]
+        telling.behind = self.behinds[slot] = behind
+        telling.sublists = [one for one in accounts if (<Sublist>one).account != self.system_account]
+        telling.ahead = set(telling.sublists)
+        telling.cursors = []
+        self.tellings[slot] = telling
+        self.fence.rears[slot] = behind
+        if self.mesh.soon is None or not telling.go_on(self.mesh.slice_nodes):
+            self.mesh.begin(telling)
+        for sublist in accounts:
             self.tell_due_replies(slot, <Sublist>sublist)
         return 0
+
+    cdef int end_telling(self, int slot) except -1:
+        cdef TellingServer telling = self.tellings[slot]
+        if telling is None:
+            return 0
+        telling.end()
+        self.mesh.end(telling)
+        out_append_all(telling.out, telling.behind)
+        if telling.out.max_pending:   # (what it was told now has not counted, and does not)
+            telling.out.max_pending = max(telling.out.max_pending,
+                                          out_pending(telling.out) + <size_t>MOST_WAITING_BYTES)
+        self.tellings[slot] = None
+        self.behinds[slot] = NULL
+        self.fence.rears[slot] = telling.out
+        return 0
+
+    cdef bint is_told_later(self, uint32_t slot, Interest interest, const uint8_t *subject, size_t size,
+                            const QueueGroup *group) noexcept:
+        cdef const Node *node
+        if likely(self.behinds[slot] == NULL):
+            return False
+        node = interest.node_at(subject, size)
+        return node != NULL and (<TellingServer>self.tellings[slot]).is_ahead(interest, node, group)
+
+    cdef OutBuf *rear(self, int slot) noexcept:
+        return self.outs[slot] if likely(self.behinds[slot] == NULL) else self.behinds[slot]
+
+    cdef void check_behind(self, int slot) noexcept:
+        if self.behinds[slot].close_reason != CLOSE_NONE and self.outs[slot].close_reason == CLOSE_NONE:
+            out_condemn(self.outs[slot], <CloseReason>self.behinds[slot].close_reason)
 
     cdef list accounts_of(self, int slot):
         """The sublists whose messages pass there."""
         return [self.accounts[slot]] if self.accounts[slot] is not None else list(self.mesh.accounts.values())
-
-    cdef int tell_interest(self, int slot) except -1:
-        """All that it may be told, once: to a nats-server what is told again is one subscription more."""
-        cdef RetellingOthers retelling = RetellingOthers()
-        retelling.exchange = self
-        retelling.hears_remote = True
-        retelling.slot = slot
-        for sublist in self.accounts_of(slot):
-            (<Sublist>sublist).replay(retelling)
-        return 0
 
     cdef int tell_due_replies(self, uint32_t slot, Sublist sublist) except -1:
         """A connection that ended may have had requests whose replies are still due, and this may be the next one."""
@@ -1238,6 +1360,7 @@ cdef class Exchange(Onward):
             if len(due) > MOST_TOLD_REPLIES:
                 self.due_replies[key[1]] = {EVERY_REPLY}
         self.told &= ~bit
+        self.end_telling(slot)
         self.fence.part(slot)
         self.outs[slot] = NULL
         # (All that says what others were told of what it wanted stays until that is dropped, and its slot with it. Its
@@ -1296,6 +1419,8 @@ cdef class Exchange(Onward):
         cdef const uint8_t *group
         cdef uint32_t slot
         accounts = {self.system_account, account}
+        for telling in [one for one in self.tellings if one is not None]:   # (of a part nobody could say what differs)
+            (<TellingServer>telling).go_on(EVERYTHING)
         before = self.told_of_answerers(accounts)
         self.system_account = account
         after = self.told_of_answerers(accounts)
@@ -1337,14 +1462,14 @@ cdef class Exchange(Onward):
     def withdraw(self, call):
         """Tell siblings that other servers want nothing any more, though those still get what is on its way to them;
         `call` when all siblings know, so that nothing more comes from them."""
-        cdef RetellingOthers retelling = RetellingOthers()
-        retelling.exchange = self
-        retelling.hears_remote = True
-        retelling.slot = WITHDRAWN
+        cdef Withdrawing withdrawing = Withdrawing()
         self.is_withdrawn = True
-        for sublist in self.mesh.accounts.values():
-            (<Sublist>sublist).replay(retelling)
-        self.call_when_known(call)
+        withdrawing.exchange = self
+        withdrawing.mesh = self.mesh
+        withdrawing.call = call
+        withdrawing.sublists = list(self.mesh.accounts.values())
+        withdrawing.cursors = []
+        self.mesh.begin(withdrawing)
 
     def call_when_known(self, call):
         """Call this when all siblings have what was sent to them so far."""
@@ -1371,6 +1496,9 @@ cdef class Exchange(Onward):
     def hush(self):
         """Send other servers neither messages nor interest any more; what they send counts. Who waits until they know
         something waits for their ends."""
+        cdef int slot
+        for slot in range(FIRST_SLOT, END_SLOT):
+            self.end_telling(slot)
         self.told = 0
         self.fence.silent = self.fence.servers
 

@@ -88,6 +88,7 @@ ctypedef struct QueueGroup:
     uint32_t n_members
     uint32_t n_admitted  # scratch of the match being built: of those
     uint32_t n_remote
+    uint32_t number          # higher than those of all behind it in the ring: a cursor has met it, or not
     RemoteWeight *remote
     GroupShift *shifts   # of moves that are under way: see weight_of()
 
@@ -161,6 +162,9 @@ cdef class InterestCursor:
 
     # Meets some more, about so many. True: it has met all.
     cdef bint go_on(self, int64_t most) noexcept
+    # Whether this node, or this group of it (or NULL), is still to come: it is there, and the cursor has not ended.
+    cdef bint is_ahead(self, const Node *node, const QueueGroup *group) noexcept
+    cdef bint is_pattern_ahead(self, Pattern *pattern) noexcept
     # It may prune the node, or the group and its node.
     cdef void on_plain(self, Node *node) noexcept
     cdef void on_group(self, QueueGroup *group) noexcept
@@ -191,6 +195,7 @@ cdef class Interest:
     cdef Table wide                  # groups of nodes with many
     cdef uint64_t seed
     cdef bint marks_subs             # subscriptions made from here on are SUB_MARKED
+    cdef uint32_t last_number        # of a group
     cdef list cursors                # InterestCursors that are under way; None: none is
     # statistics of queue groups
     cdef QueueGroup groups           # head of the ring of all groups
@@ -238,6 +243,7 @@ cdef class Interest:
     cdef QueueGroup *group_for(self, Node *node, const uint8_t *queue, size_t size) noexcept
     # The node's group of that name; NULL: there is none.
     cdef QueueGroup *group_named(self, const Node *node, const uint8_t *queue, size_t size) noexcept
+    cdef void number_groups(self) noexcept
     cdef QueueGroup *find_group(self, const Node *node, const QueueName *name) noexcept
     cdef bint put_in_wide(self, QueueGroup *group) noexcept
     cdef void group_prune(self, Node *node, QueueGroup *group) noexcept

@@ -141,6 +141,42 @@ cdef class InterestCursor:
     cdef void on_group(self, QueueGroup *group) noexcept:
         pass
 
+    cdef bint is_ahead(self, const Node *node, const QueueGroup *group) noexcept:
+        if group != NULL:   # (none was met, or all that were are gone: then those that are new come, too)
+            return self.group == &self.interest.groups or group.number < self.group.number
+        if node.key.kind == NODE_LITERAL:
+            return (node.key.hash >> 22) >= self.part
+        return self.is_pattern_ahead(<Pattern *>node)
+
+    cdef bint is_pattern_ahead(self, Pattern *pattern) noexcept:
+        """By the order of siblings below the last node that leads to both: star, rest, tokens as in next_child()."""
+        cdef Pattern *common
+        cdef Pattern *child = NULL     # on the way to this one, …
+        cdef Pattern *ours = NULL      # … and to where the cursor is
+        cdef Pattern *at = pattern
+        cdef uint64_t turned
+        while True:
+            ours = NULL
+            common = self.at
+            while common != NULL and common != at:
+                ours = common
+                common = common.parent
+            if common != NULL:
+                break
+            child = at
+            at = at.parent
+        if child == NULL:
+            return False   # the cursor is there, or below
+        if child.node.key.kind == NODE_STAR:
+            return ours == NULL and self.stage == 0
+        if child.node.key.kind == NODE_REST:
+            return ours.node.key.kind == NODE_STAR if ours != NULL else self.stage < 2
+        turned = reversed_bits(child.node.key.hash)
+        if ours == NULL:
+            return self.stage < 2 or comes_before(self.turned, self.token, turned, child)
+        return ours.node.key.kind != NODE_TOKEN or comes_before(
+            reversed_bits(ours.node.key.hash), ours, turned, child)
+
     cdef bint pass_literals(self) noexcept:
         """A part of them is met in one go: a thousandth, where there are many, and none moves to another part."""
         cdef Spread *literals = &self.interest.literals
@@ -253,7 +289,8 @@ cdef class TellingCursor(InterestCursor):
 
     cdef void on_plain(self, Node *node) noexcept:
         if self.sink.hears_remote:
-            if node.remote:
+            # (a table of several parts may have items of one that was passed: see is_ahead())
+            if node.remote and (node.key.kind != NODE_LITERAL or (node.key.hash >> 22) >= self.part):
                 self.interest.tell_remote(node, 0, self.sink)
         elif node.subs != NULL:
             self.interest.tell(node, NULL, self.sink)
@@ -549,11 +586,24 @@ cdef class Interest:
                     other = other.next
                 if other == NULL:   # (else the next one tries again)
                     node.key.flags |= NODE_WIDE
+        if self.last_number == <uint32_t>0xFFFFFFFF:
+            self.number_groups()
+        self.last_number += 1
+        group.number = self.last_number
         group.next_of_all = self.groups.next_of_all
         group.previous_of_all = &self.groups
         group.next_of_all.previous_of_all = group
         self.groups.next_of_all = group
         return group
+
+    cdef void number_groups(self) noexcept:
+        """Anew, after four billion of them."""
+        cdef QueueGroup *group = self.groups.previous_of_all
+        self.last_number = 0
+        while group != &self.groups:
+            self.last_number += 1
+            group.number = self.last_number
+            group = group.previous_of_all
 
     cdef void group_prune(self, Node *node, QueueGroup *group) noexcept:
         """Frees a group without members anywhere."""

@@ -673,7 +673,8 @@ cdef class SiblingLink(OriginLink):
             self.send(self.mesh.moves.last_word())
         if self.mesh.prefixes is not None:
             self.send(self.mesh.prefixes.words())
-        self.fence.begin(shard, self.is_new and shard != GATEWAY_NUMBER)   # (to that come messages of other servers)
+        # (So it is for a gateway: it connects to other servers when it has heard all.)
+        self.fence.begin(shard, self.is_new)
         self.mesh.join(shard, &self.out, self.has_told)
 
     def has_told(self):

@@ -29,6 +29,19 @@ cdef class MeshWork:
     cdef bint is_due(self) noexcept
 
 
+# Goes over the interest of accounts.
+cdef class Accounts(MeshWork):
+    cdef Mesh mesh
+    cdef list sublists       # those that are still to come, …
+    cdef list cursors        # … and the cursors of the present one
+    cdef int64_t left        # of `most` in the last go_on(); negative: it was more
+
+    cdef list cursors_of(self, Sublist sublist)
+    # As go_on(), and looks at is_due() now and then.
+    cdef bint go_on_while_due(self, int64_t most) except -1
+    cdef int end(self) except -1
+
+
 # Tells one sibling interest. A subclass tells that of other servers.
 cdef class Retelling(InterestSink):
     cdef OutBuf *link
@@ -90,6 +103,8 @@ cdef class Mesh(InterestSink):
     cdef int forget_link(self, object link) except -1
     # Does it now, or in turns.
     cdef int begin(self, MeshWork work) except -1
+    # The rest of it will not be done.
+    cdef int end(self, MeshWork work) except -1
     # What this sibling or other server wants in these accounts counts no more, and is dropped, now or in turns. `then`
     # is called behind that, if it is not None.
     cdef int drop(self, int shard, list sublists, object then) except -1

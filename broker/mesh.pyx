@@ -56,27 +56,34 @@ cdef class MeshWork:
 cdef class Accounts(MeshWork):
     """Goes over the interest of all accounts that there are at its beginning."""
 
-    cdef Mesh mesh
-    cdef int shard
-    cdef list sublists
-    cdef list cursors        # those of the present account
-
     cdef list cursors_of(self, Sublist sublist):
         raise NotImplementedError
 
     cdef bint go_on(self, int64_t most) except -1:
         cdef InterestCursor cursor
-        while most > 0:
+        self.left = most
+        while self.left > 0:
             if not self.cursors:
                 if not self.sublists:
                     return True
                 self.cursors = self.cursors_of(<Sublist>self.sublists.pop())
             cursor = <InterestCursor>self.cursors[len(self.cursors) - 1]
-            if not cursor.go_on(most):
+            if not cursor.go_on(self.left):
+                self.left = cursor.left
                 return False
-            most = cursor.left - 1   # (one for the account, which may be empty)
+            self.left = cursor.left - 1   # (one for the account, which may be empty)
             self.cursors.pop()
         return False
+
+    cdef bint go_on_while_due(self, int64_t most) except -1:
+        cdef bint is_done = False
+        cdef int64_t some = most if most == ALL else PIECE_NODES
+        while most > 0 and not is_done:
+            is_done = Accounts.go_on(self, min(some, most))
+            most -= min(some, most) - self.left   # (a table is told as a whole)
+            if not self.is_due():   # (subjects may be of 64 KB)
+                break
+        return is_done
 
     cdef int end(self) except -1:
         for cursor in self.cursors:
@@ -89,6 +96,7 @@ cdef class Telling(Accounts):
     """A sibling whose link is new is told all interest. What begins or ends meanwhile it is told at once, and what it
     is told twice changes nothing."""
 
+    cdef int shard
     cdef object on_told
     cdef list tellers        # Retellings
 
@@ -99,13 +107,7 @@ cdef class Telling(Accounts):
         return out_pending((<Retelling>self.tellers[0]).link) < <size_t>MOST_TOLD_BYTES
 
     cdef bint go_on(self, int64_t most) except -1:
-        cdef bint is_done = False
-        cdef int64_t some = most if most == ALL else PIECE_NODES
-        while most > 0 and not is_done:
-            is_done = Accounts.go_on(self, min(some, most))
-            most -= some
-            if not self.is_due():   # (subjects may be of 64 KB)
-                break
+        cdef bint is_done = self.go_on_while_due(most)
         for teller in self.tellers:
             self.mesh.interest_frames[self.shard] += (<Retelling>teller).n
             (<Retelling>teller).n = 0
@@ -118,6 +120,7 @@ cdef class Telling(Accounts):
 cdef class Dropping(Accounts):
     """What a sibling wanted whose link has ended is taken out; it counts no more."""
 
+    cdef int shard
     cdef object then
 
     cdef list cursors_of(self, Sublist sublist):
@@ -351,6 +354,11 @@ cdef class Mesh(InterestSink):
         self.soon()
         return 0
 
+    cdef int end(self, MeshWork work) except -1:
+        if work in self.work:
+            self.work.remove(work)
+        return 0
+
     def go_on(self) -> float | None:
         """Do some of the work that is due. After how many seconds there is more; None: there is none."""
         cdef MeshWork work
@@ -363,7 +371,7 @@ cdef class Mesh(InterestSink):
             self.n_slices += 1
             self.work.insert(0, work)
             if work.go_on(self.slice_nodes):
-                self.work.remove(work)
+                self.end(work)
             elif work in self.work:
                 self.work.remove(work)
                 self.work.append(work)

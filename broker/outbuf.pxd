@@ -163,6 +163,8 @@ cdef bint out_append(OutBuf *out, const uint8_t *data, size_t n) noexcept
 # rest is for others to append. 0: it has other output, or may not be sent to now.
 cdef uint32_t out_send_run(OutBuf *out, const uint8_t *prefix, size_t prefix_size, const uint8_t *tail,
                            size_t tail_size, size_t stride, uint32_t count) noexcept
+# Appends all that waits in another one of the same box, which has nothing then.
+cdef void out_append_all(OutBuf *out, OutBuf *other) noexcept nogil
 # Bytes that wait to be sent.
 cdef size_t out_pending(const OutBuf *out) noexcept nogil
 # The kernel took n bytes (0 <= n <= pending).

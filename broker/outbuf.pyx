@@ -318,6 +318,29 @@ cdef bint out_append_blob(OutBuf *out, Blob *blob, const uint8_t *start, size_t 
     return True
 
 
+cdef void out_append_all(OutBuf *out, OutBuf *other) noexcept nogil:
+    """Also past max_pending, which the next append meets. Of one that is closed it is dropped by out_release()."""
+    if other.head == NULL or out.close_reason != CLOSE_NONE:
+        return
+    out_seal(other)
+    if out.tail == NULL:
+        out.head = other.head
+    else:
+        out_seal(out)
+        out.sealed += out.tail.end - out.tail.start
+        out.tail.next = other.head
+    out.sealed += other.sealed
+    out.tail = other.tail
+    out.pos = other.pos
+    out.limit = other.limit
+    out.is_behind |= other.is_behind
+    other.head = other.tail = NULL
+    other.pos = other.limit = NULL
+    other.sealed = 0
+    other.is_behind = 0
+    out_mark_dirty(out)
+
+
 cdef bint out_keep_lent(OutBuf *out) noexcept:
     """Copies what is left of chunks that were lent, all there are. False: refused, as an append would be."""
     cdef size_t left = out_pending(out), most = out_most(out)

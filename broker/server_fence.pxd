@@ -25,6 +25,7 @@ cdef class ServerFence:
     cdef public bint is_on
     cdef public object on_wait                  # called when somebody waits, and nobody did: then call expire() in time
     cdef OutBuf *outs[MOST_SHARDS]              # by slot, of the servers that are waited for; borrowed
+    cdef OutBuf *rears[MOST_SHARDS]             # … where a PING to them goes: behind all that they were sent
     cdef list pongs_due                         # by slot: for each PING without a PONG whether it is one of this fence
     cdef uint64_t servers                       # slots of those that are told the interest here
     cdef uint64_t members                       # … of members of the cluster, for which PONGs wait

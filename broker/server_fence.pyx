@@ -35,7 +35,7 @@ cdef class ServerFence:
         self.waits = {}
 
     cdef int begin(self, int slot, OutBuf *out, list pongs_due, bint is_member) except -1:
-        self.outs[slot] = out
+        self.outs[slot] = self.rears[slot] = out
         self.pongs_due[slot] = pongs_due
         self.servers |= <uint64_t>1 << slot
         if is_member:
@@ -51,7 +51,7 @@ cdef class ServerFence:
         self.silent &= ~bit
         self.pinging &= ~bit
         self.late &= ~bit
-        self.outs[slot] = NULL
+        self.outs[slot] = self.rears[slot] = NULL
         self.pongs_due[slot] = None
         self.in_flight[slot] = []
         self.waiting[slot] = []
@@ -106,7 +106,7 @@ cdef class ServerFence:
         self.pinging |= <uint64_t>1 << slot
         self.frames_pinged[slot] = self.frames_to(slot)
         (<list>self.pongs_due[slot]).append(True)
-        out_append(self.outs[slot], b'PING\r\n', 6)
+        out_append(self.rears[slot], b'PING\r\n', 6)
         return 0
 
     cdef int on_pong(self, int slot) except -1:

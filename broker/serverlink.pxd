@@ -8,7 +8,7 @@ from gnatswarm.broker.fence cimport FencedBatch
 from gnatswarm.broker.mesh cimport Mesh
 from gnatswarm.broker.entry cimport Entry
 from gnatswarm.broker.fanout cimport Fanout, Outcome, Publish
-from gnatswarm.broker.outbuf cimport Blob
+from gnatswarm.broker.outbuf cimport Blob, OutBuf
 from gnatswarm.broker.parser cimport Token
 from gnatswarm.broker.peer cimport Peer
 from gnatswarm.broker.permissions cimport Permissions
@@ -47,6 +47,7 @@ cdef class ServerLink(Peer):
     cdef bytes loop_subject              # … our own; b"": none
     cdef dict untaken                    # account not known here → {(origin, subject, queue): line}; None: too much
     cdef size_t untaken_bytes            # … of all these
+    cdef OutBuf behind                   # what waits behind interest that it is being told; empty else
     cdef list pongs_due                  # for each PING without a PONG whether broker.server_fence has sent it
     cdef Sublist sublist                 # of the account named last
     cdef Repeat repeat
@@ -62,6 +63,8 @@ cdef class ServerLink(Peer):
     cdef size_t told_bytes               # of interest in the last read
     cdef size_t much_told                # … since a read had much, while all have mostly that; 0: not now
 
+    # Sends that, behind all that it was sent.
+    cdef void append(self, const uint8_t *data, size_t n) noexcept
     cdef Py_ssize_t operate(self, const uint8_t *data, size_t size, Blob *whole) except -1
     cdef Py_ssize_t message(self, const uint8_t *data, size_t size, ServerOp *op, Blob *whole) except -1
     cdef bint is_kept_out(self, Permissions permissions, ServerOp *op) except -1

@@ -13,7 +13,7 @@ from gnatswarm.broker.fanout cimport (
 from gnatswarm.broker.interest cimport SECOND_CHOICE, Node, QueueName
 from gnatswarm.broker.outbuf cimport (
     CLOSE_CLIENT_CLOSED, CLOSE_MAXIMUM_PAYLOAD_EXCEEDED, CLOSE_NONE, CLOSE_PARSE_ERROR, CLOSE_PROTOCOL_VIOLATION,
-    iovec, out_append, out_call, out_init, out_pending, out_release)
+    CloseReason, OutBuf, iovec, out_append, out_call, out_init, out_pending, out_release, outbox_release)
 from gnatswarm.broker.parser cimport Token
 from gnatswarm.broker.sublist cimport MOST_MATCHING, match_steps
 from gnatswarm.broker.peer cimport HOLD_LOGIN, HOLD_REST, HOLD_STALL
@@ -100,7 +100,7 @@ cdef class DuePong(FencedBatch):
 
     cdef int on_fenced(self) except -1:
         if not self.link.is_silent:
-            out_append(&self.link.out, b'PONG\r\n', 6)
+            self.link.append(b'PONG\r\n', 6)
         return 0
 
 
@@ -121,7 +121,26 @@ cdef class ServerLink(Peer):
         self.max_payload_bytes = LARGEST_FRAME_PAYLOAD_BYTES
         out_init(&self.out, self.fanout.box, 0)
         self.out.peer = <void *>self
-        self.out.takes_headers = True
+        out_init(&self.behind, self.fanout.box, 0)
+        self.behind.is_blocked = 1   # (it is never sent from there)
+        self.out.takes_headers = self.behind.takes_headers = True
+
+    def __dealloc__(self):
+        if self.behind.box != NULL:
+            out_release(&self.behind)
+            outbox_release(self.behind.box)
+
+    cdef void close(self, CloseReason reason) noexcept:
+        if self.slot >= 0 and not self.is_closing:
+            self.exchange.end_telling(self.slot)
+        Peer.close(self, reason)
+
+    cdef void append(self, const uint8_t *data, size_t n) noexcept:
+        cdef OutBuf *out = self.exchange.rear(self.slot) if self.slot >= 0 else &self.out
+        if out != NULL:
+            out_append(out, data, n)
+            if out != &self.out:
+                self.exchange.check_behind(self.slot)
 
     cdef int broken(self, str why) except -1:
         self.session.on_broken(why)   # (it may have a last word)
@@ -266,7 +285,7 @@ cdef class ServerLink(Peer):
         if self.is_silent:
             return 0
         if self.slot < 0 or self.exchange.siblings_fence is None:
-            out_append(&self.out, b'PONG\r\n', 6)
+            self.append(b'PONG\r\n', 6)
             return 0
         due = DuePong()
         due.link = self
@@ -704,7 +723,9 @@ cdef class ServerLink(Peer):
             if self.names_origins:
                 self.exchange.tells_apart |= <uint64_t>1 << self.slot
         self.exchange.set_id(self.slot, self.only_queues_as)
-        self.exchange.begin(self.slot, self.pongs_due)
+        self.behind.max_pending = max_pending_bytes
+        self.behind.stall_mark = max_pending_bytes // 2 or <size_t>SERVER_STALL_BYTES
+        self.exchange.begin(self.slot, self.pongs_due, &self.behind)
         if max_pending_bytes:
             self.out.max_pending = max(max_pending_bytes, 2 * out_pending(&self.out))
             self.out.stall_mark = self.out.max_pending // 2
@@ -723,6 +744,7 @@ cdef class ServerLink(Peer):
 
     def hush(self):
         """Send it neither messages nor interest any more; what it sends counts."""
+        self.exchange.end_telling(self.slot)
         self.exchange.told &= ~(<uint64_t>1 << self.slot)
 
     def fall_silent(self):
@@ -750,6 +772,7 @@ cdef class ServerLink(Peer):
             self.exchange.part(self.slot)
             self.slot = -1
         out_release(&self.out)
+        out_release(&self.behind)
         self.forget_input()
 
     def has_rested(self):
@@ -768,12 +791,12 @@ cdef class ServerLink(Peer):
         """Send PING, unless nothing may be sent; the session is told of its PONG."""
         if not self.is_silent:
             self.pongs_due.append(False)
-            out_append(&self.out, b'PING\r\n', 6)
+            self.append(b'PING\r\n', 6)
 
     def send(self, bytes data not None):
         """Queue bytes as they are, unless nothing may be sent."""
         if not self.is_silent:
-            out_append(&self.out, data, len(data))
+            self.append(data, len(data))
 
     def end(self):
         """Close it, after sending what is queued."""
@@ -787,7 +810,7 @@ cdef class ServerLink(Peer):
 
     def takes_headers(self, bint takes):
         """Whether messages with headers may be sent to it; without, headers are cut off."""
-        self.out.takes_headers = takes
+        self.out.takes_headers = self.behind.takes_headers = takes
 
     @property
     def idle_us(self) -> int:

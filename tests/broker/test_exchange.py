@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
+from gnatswarm.broker.errors import CloseReason
 from gnatswarm.broker.frozen import Shift, encoded_shifts
 from gnatswarm.broker.limits import Limits
 from gnatswarm.broker.options import Options
@@ -1595,4 +1596,305 @@ def test_what_a_server_wanted_counts_no_more_when_it_is_gone_and_is_dropped_in_t
     assert ended.count(b"LS- many.") == 600 - 1
     assert b"LS- many.5\r\n" not in ended
     assert server(cluster, "route").link.slot == slot
+    cluster.close()
+
+
+# ---- a server that connects is told all interest in turns
+
+
+class ToldInterest:
+    """What a server knows by the frames that it has got: (subject, group) → members, 1 without a group.
+
+    A nats-server counts each frame for its leaf nodes: what is told twice is one subscription more.
+    """
+
+    def __init__(self, end: RouteEnd) -> None:
+        self.end = end
+        self.known: dict[tuple[bytes, bytes], int] = {}
+        self.read = 0
+        self.others: list[bytes] = []  # all lines that are no interest, and how much was known before each
+        self.known_before: list[int] = []
+
+    def read_on(self) -> int:
+        """Reads the frames that are new; returns how much of it is interest."""
+        self.end.engine.probe.finish()
+        lines = bytes(self.end.socket.sent[self.read :]).split(b"\r\n")[:-1]
+        self.read = len(self.end.socket.sent)
+        n = 0
+        for line in lines:
+            verb, *words = line.split(b" ")
+            if verb in (b"RS+", b"RS-"):
+                assert words.pop(0) == b"$G"
+            if verb not in (b"RS+", b"RS-", b"LS+", b"LS-"):
+                self.others.append(line)
+                self.known_before.append(len(self.known))
+                continue
+            if words[0].startswith(b"$LDS."):
+                continue
+            n += 1
+            subject, queue, members = (*words, b"", b"1")[:3] if len(words) != 2 else (*words, b"0")
+            before = self.known.pop((subject, queue), 0)
+            now = int(members) if verb.endswith(b"+") else 0
+            assert before != now, line
+            if now:
+                self.known[subject, queue] = now
+        return n
+
+
+def some_subject(dice: Random) -> bytes:
+    """A literal, or a pattern of one of many shapes."""
+    words = [dice.choice([b"*", b"%d" % dice.randrange(9), b"w"]) for _ in range(dice.randrange(1, 4))]
+    if dice.random() < 0.3:
+        return b"lit.%d" % dice.randrange(400)
+    return b".".join([*words, b">"]) if dice.random() < 0.3 else b".".join(words)
+
+
+@pytest.mark.parametrize("kind", ["route", "leaf"])
+@pytest.mark.parametrize("seed", range(8))
+def test_a_server_that_connects_is_told_each_interest_once_in_turns_whatever_changes_meanwhile(
+    kind: Literal["route", "leaf"], seed: int
+):
+    dice = Random(seed)
+    cluster = Members(1, fenced=False)
+    member = cluster.members[0]
+    mesh = member.mesh
+    wanted: dict[tuple[bytes, bytes], list[tuple[int, bytes]]] = {}  # → (client, sid)
+    n = 0
+
+    def change(ending: float = 0.5) -> None:
+        nonlocal n
+        if dice.random() < ending and wanted:
+            key = dice.choice(list(wanted))
+            who, sid = wanted[key].pop()
+            if not wanted[key]:
+                del wanted[key]
+            member.clients[who].feed(b"UNSUB %b\r\n" % sid)
+        else:
+            n += 1
+            key = some_subject(dice), dice.choice([b"", b"", b"q", b"r"])
+            who = dice.randrange(len(member.clients))
+            wanted.setdefault(key, []).append((who, b"%d" % n))
+            member.clients[who].feed(b"SUB %b %b %d\r\n" % (*key, n))
+
+    for _ in range(300):
+        change(0.1)
+    mesh.settle()
+    mesh.work_in_turns(GATEWAY_NUMBER, dice.choice([1, 3, 10]))
+    end = RouteEnd(mesh.engines[GATEWAY_NUMBER], member.exchange, kind=kind)
+    told = ToldInterest(end)
+    end.link.begin()
+    turns = 0
+    while mesh.work(GATEWAY_NUMBER):
+        turns += 1
+        told.read_on()
+        for _ in range(dice.randrange(3)):
+            change()
+        mesh.settle()
+    assert turns > 10
+    mesh.settle()
+    told.read_on()
+    assert told.known == {(subject, queue): len(who) if queue else 1 for (subject, queue), who in wanted.items()}
+    assert set(told.others) <= {b"PING"}  # (for who has left a group)
+    for _ in range(100):
+        change()
+    mesh.settle()
+    told.read_on()
+    assert told.known == {(subject, queue): len(who) if queue else 1 for (subject, queue), who in wanted.items()}
+    end.link.leave()
+    cluster.close()
+
+
+def connecting(cluster: Members, kind: Literal["route", "leaf"] = "route", most: int = 0) -> ToldInterest:
+    """A server that is being told of 3000 subjects, in turns of 100."""
+    member = cluster.members[0]
+    member.clients[0].feed(b"".join(b"SUB many.%d %d\r\n" % (number, number) for number in range(3000)))
+    cluster.settle()
+    member.mesh.work_in_turns(GATEWAY_NUMBER, 100)
+    end = RouteEnd(member.mesh.engines[GATEWAY_NUMBER], member.exchange, kind=kind)
+    verb = b"RS+ $G" if kind == "route" else b"LS+"
+    end.link.begin(most)
+    end.engine.probe.feed(end.socket, verb + b" there\r\n")
+    cluster.settle()
+    return ToldInterest(end)
+
+
+def test_to_tell_a_server_all_interest_takes_turns():
+    cluster = Members(1, fenced=False)
+    told = connecting(cluster)
+    mesh = cluster.members[0].mesh
+    pieces = [told.read_on()]
+    while mesh.work(GATEWAY_NUMBER):
+        pieces.append(told.read_on())
+    assert sum(pieces) == 3000
+    assert max(pieces) < 170
+    told.end.link.leave()
+    cluster.close()
+
+
+def test_what_else_a_server_is_sent_comes_in_order_behind_the_interest_that_it_is_being_told():
+    """Who gets a message may answer it at once, or publish what somebody has just subscribed to."""
+    cluster = Members(1, fenced=False)
+    told = connecting(cluster)
+    mesh = cluster.members[0].mesh
+    publisher, subscriber = cluster.members[0].clients[:2]
+    n = 0
+    while mesh.work(GATEWAY_NUMBER) or not n:
+        told.read_on()
+        subscriber.feed(b"SUB inbox.%d i%d\r\n" % (n, n))
+        publisher.feed(b"PUB there inbox.%d 2\r\n%02d\r\n" % (n, n))
+        told.end.engine.probe.feed(told.end.socket, b"PING\r\n")
+        cluster.settle()
+        n += 1
+    told.end.link.ping()
+    told.read_on()
+    assert n > 10
+    assert told.known_before[0] >= 3000 + n - 1
+    pongs = [line for line in told.others if line == b"PONG"]
+    assert len(pongs) == n
+    assert [line for line in told.others if line != b"PONG"] == [
+        one for number in range(n) for one in (b"RMSG $G there inbox.%d 2" % number, b"%02d" % number)
+    ] + [b"PING"]
+    told.end.link.leave()
+    cluster.close()
+
+
+def test_who_is_told_interest_and_is_sent_too_much_meanwhile_stalls_publishers_and_is_closed_as_a_slow_consumer():
+    cluster = Members(1, fenced=False)
+    told = connecting(cluster, "leaf", 1_000_000)
+    mesh = cluster.members[0].mesh
+    publisher = cluster.members[0].clients[0]
+    waited = []
+    for _ in range(11):
+        assert told.end.socket.close_reason == 0
+        publisher.feed(b"PUB there 99000\r\n%b\r\n" % (b"x" * 99_000))
+        cluster.settle()
+        waited.append(publisher.socket.is_stalled)
+        mesh.engines[0].probe.release_stalls()
+    print(waited)
+    assert waited == [False] * 7 + [True] * 4
+    assert told.end.socket.close_reason == CloseReason.SLOW_CONSUMER_PENDING_BYTES
+    told.end.link.leave()
+    while mesh.work(GATEWAY_NUMBER):
+        pass
+    cluster.close()
+
+
+def test_a_connection_that_ends_while_its_server_is_told_interest_is_told_no_more():
+    cluster = Members(1, fenced=False)
+    told = connecting(cluster)
+    mesh = cluster.members[0].mesh
+    exchange = cluster.members[0].exchange
+    free = exchange.free_slots()
+    publisher = cluster.members[0].clients[0]
+    assert mesh.work(GATEWAY_NUMBER)
+    publisher.feed(b"PUB there 1\r\nx\r\n")
+    cluster.settle()
+    told.end.link.leave()
+    while mesh.work(GATEWAY_NUMBER):
+        pass
+    told.read_on()
+    assert len(told.known) < 1000 and told.others == []
+    publisher.feed(b"UNSUB 1\r\nSUB more 1\r\n")
+    cluster.settle()
+    again = server(cluster, "route")
+    while mesh.work(GATEWAY_NUMBER):
+        pass
+    after = ToldInterest(again)
+    after.read_on()
+    assert len(after.known) == 3000 and exchange.free_slots() == free
+    again.link.leave()
+    cluster.close()
+
+
+@pytest.mark.parametrize("how", ["leaves", "is closed"])
+def test_what_a_server_was_sent_goes_out_where_the_gateway_ends_while_it_is_told_interest(how: str):
+    cluster = Members(1, fenced=False)
+    told = connecting(cluster)
+    member = cluster.members[0]
+    member.clients[0].feed(b"PUB there 1\r\nx\r\n")
+    cluster.settle()
+    told.read_on()
+    assert told.others == []
+    if how == "leaves":
+        member.exchange.hush()
+    else:
+        told.end.link.end()
+    told.read_on()
+    assert told.others == [b"RMSG $G there 1", b"x"]
+    assert len(told.known) < 1000
+    told.end.link.leave()
+    while member.mesh.work(GATEWAY_NUMBER):
+        pass
+    cluster.close()
+
+
+def test_a_reply_that_another_account_waits_for_is_told_once_to_a_server_that_is_being_told_interest():
+    """It is told of the prefix before the request; a subscription to just that is nothing new for it."""
+    cluster = Members(1, fenced=False)
+    subscriber = cluster.members[0].clients[1]
+    subscriber.feed(b"SUB _R_.p.> 1\r\n")
+    told = connecting(cluster, "leaf")
+    mesh = cluster.members[0].mesh
+    route = server(cluster, "route")
+    route.engine.probe.feed(route.socket, b"RMSG $G there _R_.p.1 1\r\nx\r\n")
+    cluster.settle()
+    while mesh.work(GATEWAY_NUMBER):
+        told.read_on()
+    told.read_on()
+    assert told.known[b"_R_.p.>", b""] == 1
+    subscriber.feed(b"UNSUB 1\r\n")
+    cluster.settle()
+    told.read_on()
+    assert told.known[b"_R_.p.>", b""] == 1  # the reply is still due
+    route.link.leave()
+    told.end.link.leave()
+    cluster.close()
+
+
+def test_a_reload_of_the_system_account_counts_for_a_server_that_is_being_told_interest():
+    cluster = Members(1, fenced=False)
+    member = cluster.members[0]
+    shard = member.clients[1]
+    shard.connection.post(b"SUB $SYS.REQ.A _sys_ 1\r\nSUB $SYS.REQ.B _sys_ 2\r\nSUB $SYS.REQ.B 3\r\n")
+    told = connecting(cluster)
+    assert member.mesh.work(GATEWAY_NUMBER)
+    member.exchange.set_system_account(b"$G")
+    while member.mesh.work(GATEWAY_NUMBER):
+        pass
+    told.read_on()
+    ours = {key: told.known[key] for key in told.known if key[0].startswith(b"$SYS")}
+    assert ours == {(b"$SYS.REQ.A", b""): 1, (b"$SYS.REQ.B", b""): 1}
+    member.exchange.set_system_account(b"")
+    told.read_on()
+    ours = {key: told.known[key] for key in told.known if key[0].startswith(b"$SYS")}
+    assert ours == {(b"$SYS.REQ.A", b"_sys_"): 1, (b"$SYS.REQ.B", b""): 1, (b"$SYS.REQ.B", b"_sys_"): 1}
+    told.end.link.leave()
+    cluster.close()
+
+
+def test_a_gateway_withdraws_much_interest_in_turns_and_what_ends_meanwhile_ends():
+    cluster = Members(1, shards=2, fenced=False)
+    member = cluster.members[0]
+    publisher = member.clients[0]
+    told = [b"RS+ $G many.%d" % number for number in range(300)] + [b"RS+ $G many.%d q 2" % n for n in range(300)]
+    route = server(cluster, "route", *told)
+    member.mesh.work_in_turns(GATEWAY_NUMBER, 20)
+    known: list[bool] = []
+    member.exchange.withdraw(lambda: known.append(True))
+    turns = 0
+    while member.mesh.work(GATEWAY_NUMBER):
+        assert not known
+        turns += 1
+        route.engine.probe.feed(route.socket, b"RS- $G many.%d\r\nRS- $G many.%d q\r\n" % (turns, turns + 50))
+        route.engine.probe.feed(route.socket, b"RS+ $G late.%d\r\nRS+ $G many.%d q 3\r\n" % (turns, turns + 90))
+        cluster.settle()
+    assert turns > 10 and known
+    publisher.feed(b"SUB none 1\r\n")
+    for number in range(300):
+        publisher.feed(b"PUB many.%d none 0\r\n\r\n" % number)
+    for number in range(1, turns):
+        publisher.feed(b"PUB late.%d none 0\r\n\r\n" % number)
+    cluster.settle()
+    assert len(publisher.messages()) == 300 + turns - 1  # no responders
+    route.link.leave()
     cluster.close()

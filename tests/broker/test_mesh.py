@@ -9,6 +9,7 @@ import time
 import pytest
 
 from gnatswarm.broker.link import SiblingLink
+from gnatswarm.shards.boundary.control import GATEWAY_NUMBER
 from tests.support import patterns
 from tests.support.engine import QUIET, frames
 from tests.support.mesh import Mesh
@@ -218,6 +219,23 @@ def test_nobody_waits_for_a_new_process_before_it_has_been_told_everything(mesh)
     publisher.feed(b"PUB late 0\r\n\r\nPUB later 0\r\n\r\nPUB jobs 0\r\n\r\n")
     mesh.settle()
     assert [frame.line.split(b" ")[1] for frame in frames(client.take())] == [b"late", b"later"]
+
+
+def test_nobody_waits_for_a_new_gateway_before_it_has_been_told_everything(mesh):
+    """It connects to no other server before; then it is waited for."""
+    subscribe_to_many(mesh, 0)
+    client = mesh.clients[0]
+    mesh.work_in_turns(0, 100)
+    mesh.add(GATEWAY_NUMBER, is_new=True)
+    client.feed(b"SUB late 9999\r\nPING\r\n")
+    mesh.carry_all((0, 1), (1, 0))
+    assert client.take() == b"PONG\r\n"
+    work_off(mesh, 0)
+    client.feed(b"SUB later 10000\r\nPING\r\n")
+    mesh.carry_all((0, 1), (1, 0))
+    assert client.take() == b""
+    mesh.settle()
+    assert client.take() == b"PONG\r\n"
 
 
 def test_a_link_that_breaks_while_its_sibling_is_told_interest_tells_it_all_again(mesh):
