@@ -92,7 +92,7 @@ cdef class Exchange(Onward):
     cdef uint8_t kinds[MOST_SHARDS]
     cdef Dialect dialects[MOST_SHARDS]
     cdef OutBuf *outs[MOST_SHARDS]       # owned by their links; NULL: none
-    cdef OutBuf *behinds[MOST_SHARDS]    # … of those that are being told all interest: for all else that is sent; or NULL
+    cdef OutBuf *behinds[MOST_SHARDS]    # … of those that are being told all interest: for all else; or NULL
     cdef list tellings                   # … and their TellingServers, or None
     cdef uint64_t mates[MOST_SHARDS]     # other slots to which nothing of a slot's goes: its own cluster's
     cdef list accounts                   # the Sublist of a slot that has one account, else None
