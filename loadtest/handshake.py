@@ -51,6 +51,8 @@ def log_in(
         sock = dial(address, timeout_s, congestion_control)
     except OSError as error:
         raise Refused(f"{address}: cannot connect: {reason(error)}") from None
+    except UnicodeError:
+        raise Refused(f"{address}: cannot connect: this is no name of a host") from None
     try:
         return _converse(sock, address, credentials, keys, tls, is_plain_only, tls_first)
     except OSError as error:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from gnatswarm.loadtest.word import is_text
+
 if TYPE_CHECKING:
     from gnatswarm.loadtest.natswire import Client, Subscription
 
@@ -56,7 +58,8 @@ def header_block(headers: Mapping[str, str]) -> bytes:
     """The header block for HPUB; ValueError if a name or value contains a line break or another invalid character."""
     lines = [HEADER_LINE]
     for name, value in headers.items():
-        if not name or any(forbidden in name for forbidden in ":\r\n ") or "\r" in value or "\n" in value:
+        is_broken = any(forbidden in name for forbidden in ":\r\n ") or "\r" in value or "\n" in value
+        if not name or is_broken or not is_text(name + value):
             raise ValueError(f"not a header: {name!r}: {value!r}")
         lines.append(f"{name}: {value}".encode())
     return b"\r\n".join((*lines, b"", b""))

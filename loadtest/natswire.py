@@ -279,9 +279,11 @@ class Client:
             try:
                 sock.sendall(data)
             except OSError as error:
-                # An operation was sent in part and cannot be completed: close this connection.
+                # An operation was sent in part and cannot be completed: close this connection. One that the server
+                # has closed is read to its end, where it says why: under gevent the reader would be cut off.
+                is_read = not isinstance(error, TimeoutError) and isinstance(sock, socket.socket)
                 with contextlib.suppress(OSError):
-                    sock.shutdown(socket.SHUT_RDWR)
+                    sock.shutdown(socket.SHUT_WR if is_read else socket.SHUT_RDWR)
                 raise Disconnected(f"the connection was lost while sending: {reason(error)}") from None
 
     @staticmethod

@@ -115,11 +115,11 @@ class NatsUser(User):
     settings = Settings(name="locust", max_reconnects=-1)
     most_behind_s = 0.0  # of all users of this process
     login = ANONYMOUS  # from --host; without one there, the settings' credentials are used
+    client: Client
 
     def __init__(self, environment: Any) -> None:
         super().__init__(environment)
         self.rng = random.Random()
-        self.client: Client
         self.due_s = 0.0  # when the running task was due, on time.monotonic()'s clock
         self._arrivals: Arrivals
         self._stamper = Stamper()
@@ -131,6 +131,11 @@ class NatsUser(User):
         self.client = self.connect()
         self.due_s = time.monotonic()
         self._arrivals = Arrivals(self.rate_per_s, self.due_s, self.rng, self.is_poisson)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "client":
+            name = "client yet: an on_start() calls super().on_start() first"
+        raise AttributeError(f"{type(self).__name__} has no {name}")
 
     def on_stop(self) -> None:
         if hasattr(self, "client"):
@@ -262,7 +267,7 @@ class NatsUser(User):
             return
         self.environment.events.request.fire(
             request_type=kind,
-            name=name,
+            name=name.encode("utf-8", "backslashreplace").decode(),
             response_time=None if took_s is None else took_s * 1000,
             response_length=size_bytes,
             exception=failure,

@@ -7,5 +7,10 @@ BLANKS = " \t\r\n\0"
 
 
 def has_blanks(word: str) -> bool:
-    """Whether it would not arrive as one word."""
-    return any(blank in word for blank in BLANKS)
+    """Whether it would not arrive as one word, or is no text: Python has surrogates for bytes that are no UTF-8."""
+    return any(blank in word for blank in BLANKS) or not is_text(word)
+
+
+def is_text(words: str) -> bool:
+    """Whether it can be sent, as UTF-8."""
+    return words.isascii() or not any("\ud800" <= character <= "\udfff" for character in words)

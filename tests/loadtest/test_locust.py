@@ -166,6 +166,31 @@ def test_a_server_that_goes_away_is_a_failure_and_not_a_traceback(start_broker: 
     assert "Traceback" not in ran.text
 
 
+def test_mistakes_of_a_user_of_ones_own_are_failures_and_say_what_to_do(broker: Broker, tmp_path: Path):
+    (tmp_path / "mine.py").write_text(
+        "from locust import task\n"
+        "from gnatswarm.loadtest.users import NatsUser\n\n"
+        "class Odd(NatsUser):\n"
+        "    rate_per_s = 50\n\n"
+        "    @task\n"
+        "    def odd(self):\n"
+        "        self.publish('\\udcff')\n\n"
+        "class Hasty(NatsUser):\n"
+        "    def on_start(self):\n"
+        "        self.publish('a')\n\n"
+        "    @task\n"
+        "    def nothing(self):\n"
+        "        pass\n"
+    )
+    ran = locust(tmp_path, "-f", f"{tmp_path}/mine.py,{PROMPT}", "-u", "2", "--host", broker.url, "-t", "2s")
+    assert ran.code == 1, ran.text
+    assert "Hasty has no client yet: an on_start() calls super().on_start() first" in ran.text
+    assert "event handler" not in ran.text, ran.text
+    with open(tmp_path / "out_failures.csv", newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert (row["Method"], row["Name"]) == ("PUB", "\\udcff") and "not a subject" in row["Error"]
+
+
 def test_a_login_that_is_refused_is_a_failure(start_broker: Callable[..., Broker], tmp_path: Path):
     broker = start_broker(args=["--auth", "secret"])
     words = ["--host", broker.url, "--scenario", "storm", "-u", "1"]

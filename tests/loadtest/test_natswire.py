@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import queue
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -142,6 +144,8 @@ def test_what_would_break_out_of_its_line_is_refused(client: Client, subject: st
         client.publish(subject)
     with pytest.raises(ValueError, match="not a header"):
         client.publish("a", headers={"A": f"{subject}\r\nB: c"})
+    with pytest.raises(ValueError, match="not a header"):
+        client.publish("a", headers={"A": "\udcff"})
     if subject:
         with pytest.raises(ValueError, match="not a subject"):
             client.publish("a", reply=subject)
@@ -347,6 +351,31 @@ def test_certificates_that_cannot_be_used_are_named(authority: Authority, tmp_pa
 def test_nobody_listens(unused_port: int):
     with pytest.raises(natswire.Refused, match=f"127.0.0.1:{unused_port}: cannot connect: connection refused"):
         natswire.connect(f"nats://127.0.0.1:{unused_port}")
+
+
+def test_a_name_that_no_host_can_have_is_refused():
+    with pytest.raises(natswire.Refused, match="cannot connect: this is no name of a host"):
+        natswire.connect("nats://\udcff:4222")
+
+
+@pytest.mark.parametrize(("error", "how"), [(BrokenPipeError(), socket.SHUT_WR), (TimeoutError(), socket.SHUT_RDWR)])
+def test_a_connection_that_takes_no_more_is_read_to_its_end(client: Client, error: OSError, how: int):
+    """There the server says why it has closed it. Under gevent, shutdown() cuts a reader off."""
+
+    class Broken(socket.socket):
+        def sendall(self, *_arguments: object) -> None:
+            raise error
+
+        def shutdown(self, how: int) -> None:
+            said.append(how)
+
+    said: list[int] = []
+    plain = client._sock
+    assert isinstance(plain, socket.socket)
+    with Broken(fileno=os.dup(plain.fileno())) as client._sock, pytest.raises(natswire.Disconnected, match="sending"):
+        client.publish("a")
+    client._sock = plain
+    assert said == [how]
 
 
 def test_a_server_that_says_nothing_is_not_waited_for():

@@ -11,7 +11,7 @@ from gnatswarm.loadtest.natswire import Client
 from gnatswarm.loadtest.word import BLANKS, has_blanks
 
 
-@pytest.mark.parametrize("blank", BLANKS)
+@pytest.mark.parametrize("blank", [*BLANKS, "\udcff"])
 def test_a_blank_is_refused_wherever_a_word_is_sent(blank: str) -> None:
     word = f"a{blank}b"
     assert has_blanks(word) and not has_blanks("a.b")
