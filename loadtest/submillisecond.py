@@ -8,12 +8,14 @@ regular write, which locust leaves out. Called by users.py; changes only locust.
 
 from __future__ import annotations
 
+import logging
 import math
 from typing import Any
 
 from locust import stats
 
 DIGITS = 3
+logger = logging.getLogger("gnatswarm.loadtest")
 
 
 def bucket(response_time: float) -> float:
@@ -41,12 +43,17 @@ def mend() -> None:
 
 
 def _close_files(files: Any) -> None:
-    for name in ("requests", "failures", "exceptions"):
-        handle = getattr(files, f"{name}_csv_filehandle")
-        handle.seek(0)
-        getattr(files, f"{name}_csv")(getattr(files, f"{name}_csv_writer"))
-        handle.truncate()
-    files._close_as_they_are()
+    """The last write of all. SystemExit where the disk is full, and files end somewhere."""
+    try:
+        for name in ("requests", "failures", "exceptions"):
+            handle = getattr(files, f"{name}_csv_filehandle")
+            handle.seek(0)
+            getattr(files, f"{name}_csv")(getattr(files, f"{name}_csv_writer"))
+            handle.truncate()
+        files._close_as_they_are()
+    except OSError as error:
+        logger.error(f"the CSV files are not complete: {error.strerror}")
+        raise SystemExit(1) from None
 
 
 def _to_dict(entry: Any, escape_string_values: bool = False) -> dict[str, Any]:

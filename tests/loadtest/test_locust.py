@@ -191,6 +191,14 @@ def test_mistakes_of_a_user_of_ones_own_are_failures_and_say_what_to_do(broker: 
     assert (row["Method"], row["Name"]) == ("PUB", "\\udcff") and "not a subject" in row["Error"]
 
 
+def test_a_full_disk_is_said_where_the_csv_files_end(broker: Broker, tmp_path: Path):
+    (tmp_path / "out_failures.csv").symlink_to("/dev/full")
+    ran = locust(tmp_path, "-u", "1", "--host", broker.url, "-t", "2s", "--scenario", "fanout")
+    assert ran.code == 1, ran.text
+    assert "the CSV files are not complete: " in ran.text
+    assert "submillisecond.py" not in ran.text, "a traceback"
+
+
 def test_a_login_that_is_refused_is_a_failure(start_broker: Callable[..., Broker], tmp_path: Path):
     broker = start_broker(args=["--auth", "secret"])
     words = ["--host", broker.url, "--scenario", "storm", "-u", "1"]
