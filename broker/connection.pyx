@@ -958,8 +958,8 @@ cdef class ClientConnection(Peer):
         self.echoes = echo
         self.out.takes_headers = headers and self.offers_headers
         self.wants_no_responders = no_responders
-        self.protocol = protocol
         self.is_too_large = False
+        self.protocol = protocol
         if self.repeat != NULL:
             self.repeat.line_size = 0
 

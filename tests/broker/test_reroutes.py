@@ -415,6 +415,23 @@ def test_who_is_asked_while_a_link_is_made_again_waits_for_what_that_sibling_say
     assert sorted(got(stays)) == list(range(20))
 
 
+def test_who_is_asked_while_a_link_is_missing_waits_for_the_next_one(make):
+    """As above; nobody has dialled again yet."""
+    mesh = make(3)
+    publisher, leaver, stays = client_of(mesh, 0), client_of(mesh, 1), client_of(mesh, 2)
+    for member in (leaver, stays):
+        member.feed(b"SUB a q 1\r\n")
+    mesh.settle()
+    publish(mesh, 0, *range(20))
+    publisher.feed(b"PING\r\n")
+    leaver.close()
+    mesh.break_link(1, 2, meanwhile=lambda: mesh.carry_all((0, 1), (1, 0)))
+    assert publisher.take() == b""
+    mesh.settle()
+    assert publisher.take() == b"PONG\r\n"
+    assert sorted(got(stays)) == list(range(20))
+
+
 def test_what_waits_for_a_link_has_its_reply_subject_when_it_is_sent_on(make):
     mesh = make(3)
     publisher, leaver, stays = client_of(mesh, 0), client_of(mesh, 1), client_of(mesh, 2)

@@ -6,7 +6,7 @@ some of them to the other end. So a list of numbers determines the order in whic
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from gnatswarm.broker.fence import MeshFence
@@ -181,8 +181,11 @@ class Mesh:
         while sum(self.carry(a, b, 1 << 30) for a, b in self.ends if (a, b) != way):
             pass
 
-    def break_link(self, a: int, b: int) -> int:
-        """Break the link, losing bytes on their way, and make it again; returns the number of clients in doubt."""
+    def break_link(self, a: int, b: int, meanwhile: Callable[[], None] = lambda: None) -> int:
+        """Break the link, losing bytes on their way, and make it again; returns the number of clients in doubt.
+
+        `meanwhile` is called when it is broken and not made again.
+        """
         doubted = 0
         self.held |= {a, b}  # as shards.links.links does: nothing is carried out before it is in step again
         for client, shard in zip(self.clients, self.shard_of, strict=True):
@@ -193,6 +196,7 @@ class Mesh:
             assert end.link is not None and end.socket is not None
             end.link.leave(is_broken=True)
             end.engine.probe.end(end.socket)
+        meanwhile()
         for one, other in ((a, b), (b, a)):
             end = self.ends[one, other]
             fence = end.engine.probe.fence
@@ -220,7 +224,6 @@ class Mesh:
             if pair[1] == shard:
                 fence = end.engine.probe.fence
                 assert isinstance(fence, MeshFence)
-                fence.gone(shard)
                 fence.forget_published(
                     shard,
                     [
@@ -229,7 +232,6 @@ class Mesh:
                         if where == pair[0] and not client.connection.is_closing
                     ],
                 )
-                end.engine.probe.reroutes.look_again()
         del self.engines[shard]
         self.held.discard(shard)
         self.finish()

@@ -500,6 +500,22 @@ def test_a_hole_is_closed_by_the_word_that_the_shard_is_gone(swarm: Swarm) -> No
     assert low.dead == [1]
 
 
+def test_what_waits_for_a_link_goes_on_when_the_router_calls_its_shard_gone(swarm: Swarm) -> None:
+    """A queue message without a member here, from shard 2; those of shard 1 are not known."""
+    one = swarm.start(0)
+    lost, other = [LinkedShard(n, f"b{n}", str(swarm.directory / "nowhere")) for n in (1, 2)]
+    one.links.on_linked_shards([one.linked_shard, lost, other])
+    Stranger(swarm, one, shard=1, boot_id="b1").close()
+    publisher = Stranger(swarm, one, shard=2, boot_id="b2")
+    publisher.sock.send(b"PING\r\nPONG\r\nRMSG $G a | q 1\r\n1\r\n")
+    swarm.run()
+    assert b"QMSG" not in publisher.sock.recv(65536)
+    assert one.links.reroutes.n_pending == 1
+    one.links.on_linked_shards([one.linked_shard, other])
+    swarm.run()
+    assert b"QMSG" in publisher.sock.recv(65536), "it goes back to who may have members that linger"
+
+
 def test_a_link_socket_that_somebody_removed_is_made_again(swarm: Swarm) -> None:
     one = swarm.start(0)
     Path(one.linked_shard.path).unlink()
