@@ -186,6 +186,22 @@ def test_who_is_in_doubt_stays_so_when_the_shard_dies(make):
     assert publisher.is_over and b"PONG" not in publisher.take()
 
 
+def test_nobody_is_in_doubt_of_what_was_acknowledged_for_somebody_else(make):
+    mesh = make()
+    publisher, neighbour, subscriber = mesh.clients[:3]
+    subscriber.feed(b"SUB wanted 1\r\n")
+    mesh.settle()
+    publisher.feed(b"PUB wanted 2\r\nhi\r\n")
+    neighbour.feed(b"PUB wanted 2\r\nho\r\nPING\r\n")
+    mesh.settle()
+    assert neighbour.take() == b"PONG\r\n"
+    assert mesh.break_link(0, 1) == 0
+    mesh.settle()
+    publisher.feed(b"PING\r\n")
+    mesh.settle()
+    assert publisher.take() == b"PONG\r\n" and not publisher.is_over
+
+
 def test_who_published_to_a_dead_shards_successor_is_in_doubt_when_that_link_breaks(make):
     mesh = make()
     publisher, subscriber = mesh.clients[0], mesh.clients[2]
