@@ -285,6 +285,10 @@ def test_a_request_that_only_a_dead_sibling_has_taken_gets_503_before_all_its_in
         subscribe_to_many(mesh, 2, queue)
         client = mesh.clients[0]
         client.feed(b"SUB inbox 1\r\n")
+        for number in range(0, MANY, 20):  # (the others are not in the match cache)
+            client.feed(b"PUB many.%d inbox 0\r\n\r\n" % number)
+        mesh.settle()
+        assert client.take() == b""
         mesh.work_in_turns(0, 100)
         mesh.kill(1)
         for number in range(0, MANY, 10):
@@ -306,6 +310,9 @@ def test_a_queue_message_goes_to_no_dead_sibling_whose_interest_is_being_dropped
     member = mesh.clients[4]
     member.feed(b"SUB many.* q 1\r\n")
     mesh.settle()
+    mesh.clients[0].feed(b"".join(b"PUB many.%d 0\r\n\r\n" % number for number in range(0, MANY, 2)))
+    mesh.settle()
+    assert 0 < len(frames(member.take())) < MANY // 2
     mesh.work_in_turns(0, 100)
     mesh.kill(1)
     mesh.clients[0].feed(b"".join(b"PUB many.%d 0\r\n\r\n" % number for number in range(MANY)))

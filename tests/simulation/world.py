@@ -183,6 +183,7 @@ class World:
         self.traces = Traces(self.who_has)
         self.present: list[Sight] = []  # of those who are not gone
         self.is_bursting = False
+        self.looked_us = 0  # when clients were looked at last
         self.slow_told: dict[tuple[int, str, str], int] = {}
         self.said_slow: dict[tuple[int, int, str], int] = {}  # (who, to whom, subject) → when
         self.imports: dict[int, ImportsExports] = {}
@@ -530,6 +531,7 @@ class World:
             sight.is_watched = bool(person.backlog) or person.moves_since != NEVER
             if socket.is_over:
                 self.on_closed(person)
+        self.looked_us = self.swarm.now_us
 
     def note_read(self, person: Person, size: int) -> None:
         """Note what it has read by now: so many bytes."""
@@ -665,6 +667,8 @@ class World:
                 person.reads[reply.decode()] = (self.swarm.now_us, 0)
                 if end <= person.detached_to:
                     person.asked_us[reply.decode()] = message.at_us
+                elif self.looked_us < self.swarm.now_us:  # (it rested, and came while time passed)
+                    person.asked_us[reply.decode()] = self.looked_us
 
     def note_destination(self, message: Message, person: Person, account: str, subject: str) -> None:
         """Note to which destination of a weighted mapping a message went: to the same for everybody."""
@@ -1152,7 +1156,7 @@ class World:
             rights = RIGHTS[person.rights]
             asked_us = person.asked_us.get(reply, self.swarm.now_us)
             if rights and 0 < rights.responses_expire_s * 1e6 < self.swarm.now_us - asked_us:
-                return  # its time began when its new shard had the request, at a moment that is not known here
+                return  # its time began when its shard had the request, at a moment that is not known here
             words = self.publish(person, reply, 0, answers=number)
             self.say_publish(person, words, finish=step.who % 3 != 0)
             self.seen["answer"] += 1
