@@ -129,7 +129,7 @@ def main(arguments: list[str]) -> int:
                 progress.say(f"answers of {', '.join(days)} in {asked.answers}: {time.monotonic() - began:.1f} s")
             return True
 
-        wait(query, stop, progress, lambda: refresh(now=False))
+        wait(query, stop, progress, lambda: refresh(now=False), lambda: session.sparkContext.setLogLevel("OFF"))
         are_answered = stop.is_asked or refresh(now=True)
         # (who is stopped has not come to the rest yet)
         for path in [] if stop.is_asked else unread(session, asked.stats_dir, asked.out, began):
@@ -154,10 +154,17 @@ def unread(session: SparkSession, stats_dir: str, out: str, began: float) -> lis
     return sorted(old - {Path(place(source)) for source in known})
 
 
-def wait(query: StreamingQuery, stop: StopSignal, progress: Progress, meanwhile: Callable[[], object]) -> None:
+def wait(
+    query: StreamingQuery,
+    stop: StopSignal,
+    progress: Progress,
+    meanwhile: Callable[[], object],
+    hush: Callable[[], object],
+) -> None:
     """Wait until the stream has ended, and call `meanwhile` each second.
 
-    On a signal stop the stream, after its current batch if that is soon.
+    On a signal stop the stream, after its current batch if that is soon; else `hush` comes first, because Spark logs
+    what it was doing. The batch is made again by the next run.
     """
     while not stop.is_asked and not query.awaitTermination(1):
         meanwhile()
@@ -166,6 +173,9 @@ def wait(query: StreamingQuery, stop: StopSignal, progress: Progress, meanwhile:
         until = time.monotonic() + FINISH_BATCH_S
         while query.status["isTriggerActive"] and time.monotonic() < until and not query.awaitTermination(1):
             pass
+        if query.status["isTriggerActive"]:
+            progress.say(f"the batch is not done after {FINISH_BATCH_S} s: the next run makes it")
+            hush()
         query.stop()
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import zstandard
@@ -216,3 +217,25 @@ def test_what_a_session_reads_again_is_what_is_there_now(spark: Any, tmp_path: P
     assert gaps() == 15
     store(2, 6)
     assert gaps() == 16
+
+
+@pytest.mark.parametrize("is_long", [True, False])
+def test_a_batch_that_is_cut_short_is_said_and_nothing_else_of_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_long: bool
+):
+    """Spark logs a cancelled batch with the stacks of its threads."""
+    from gnatswarm.spark.jobs import ingest
+    from gnatswarm.spark.jobs.progress import Progress
+    from gnatswarm.spark.session import StopSignal
+
+    done: list[str] = []
+    status = {"isTriggerActive": is_long}
+    query = SimpleNamespace(
+        isActive=True, status=status, awaitTermination=lambda _seconds: False, stop=lambda: done.append("stop")
+    )
+    stop = StopSignal()
+    stop.is_asked = True
+    monkeypatch.setattr(ingest, "FINISH_BATCH_S", 0)
+    ingest.wait(cast("Any", query), stop, Progress(), lambda: None, lambda: done.append("hush"))
+    assert done == (["hush", "stop"] if is_long else ["stop"])
+    assert ("the next run makes it" in capsys.readouterr().err) is is_long
