@@ -169,7 +169,7 @@ def gnatswarm_options(pytestconfig: pytest.Config) -> dict[str, object]:
     for line in pytestconfig.getini("gnatswarm_options"):
         name, equals, text = line.partition("=")
         if not equals:
-            raise pytest.UsageError(f"gnatswarm_options: {line!r}: expected name=value")
+            pytest.fail(f"gnatswarm_options: {line!r}: expected name=value", pytrace=False)
         try:
             found[name.strip()] = ast.literal_eval(text.strip())
         except (ValueError, SyntaxError):
@@ -180,7 +180,7 @@ def gnatswarm_options(pytestconfig: pytest.Config) -> dict[str, object]:
 @pytest.fixture(scope="session")
 def gnatswarm_session(pytestconfig: pytest.Config, gnatswarm_options: dict[str, object]) -> api.AnyBroker:
     """The broker that tests share, for fixtures that live longer than one; their clients stay connected."""
-    return _external(pytestconfig) or _pool_of(pytestconfig).get(gnatswarm_options, stays=True)
+    return _external(pytestconfig) or _pool_of(pytestconfig).get(_dict(gnatswarm_options), stays=True)
 
 
 @pytest.fixture
@@ -286,7 +286,11 @@ def _asyncio_fixtures() -> object:
     # A client serves in the event loop in which it was connected: it has to be the test's.
     for scope in LOOP_SCOPES:
         name = f"_gnatswarm_client_of_{scope}"
-        setattr(AsyncioFixtures, name, pytest_asyncio.fixture(loop_scope=scope, name=name)(_client_fixture()))
+        try:
+            made = pytest_asyncio.fixture(loop_scope=scope, name=name)
+        except TypeError:  # before 0.24
+            made = pytest_asyncio.fixture(name=name)
+        setattr(AsyncioFixtures, name, made(_client_fixture()))
     return AsyncioFixtures()
 
 
@@ -304,8 +308,10 @@ def _client_fixture() -> Callable[[object, api.AnyBroker], AsyncIterator[NatsCli
 def _loop_scope(request: pytest.FixtureRequest) -> str:
     """Whose event loop the test runs in, as pytest-asyncio decides it."""
     mark = request.node.get_closest_marker("asyncio")
-    asked = (mark.kwargs.get("loop_scope") or mark.kwargs.get("scope")) if mark is not None else None
-    scope = asked or request.config.getini("asyncio_default_test_loop_scope") or "function"
+    scope = (mark.kwargs.get("loop_scope") or mark.kwargs.get("scope")) if mark is not None else None
+    if not scope:
+        with contextlib.suppress(ValueError, KeyError):  # before 0.26
+            scope = request.config.getini("asyncio_default_test_loop_scope")
     return scope if scope in LOOP_SCOPES else "function"
 
 
@@ -374,12 +380,19 @@ def _pool_of(config: pytest.Config) -> _Pool:
 
 def _merged(request: pytest.FixtureRequest, base: dict[str, object], **own: object) -> dict[str, object]:
     """Options of the session, then of the fixture, then of the module, the class and the test."""
-    options = base | own
+    options = _dict(base) | own
     for mark in reversed(list(request.node.iter_markers("gnatswarm_options"))):
         if mark.args:
             pytest.fail("gnatswarm_options takes keywords only, as in gnatswarm_options(shards=2)", pytrace=False)
         options |= mark.kwargs
     return options
+
+
+def _dict(base: dict[str, object]) -> dict[str, object]:
+    if not isinstance(base, dict):
+        text = f"gnatswarm_options: the fixture returns a dict, as {{'shards': 2}}, not {type(base).__name__}"
+        pytest.fail(text, pytrace=False)
+    return base
 
 
 def _made(options: dict[str, object]) -> _Ours:

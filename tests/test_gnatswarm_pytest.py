@@ -274,6 +274,12 @@ def test_how_many():
         ("max_paylod=1", "gnatswarm_options: gnatswarm.BrokerProcess(): there is no option 'max_paylod'; did you mean"),
         ("ping_max='x'", "gnatswarm_options: gnatswarm.BrokerProcess(): ping_max: expected a number, not text"),
         ("embedded=True, shards=3", "gnatswarm_options: gnatswarm.Broker(): shards needs a broker in a process"),
+        ("embedded='no'", "gnatswarm_options: embedded: expected True or False, not 'no'"),
+        ("4", "gnatswarm_options takes keywords only, as in gnatswarm_options(shards=2)"),
+        (
+            r"server_name='\udcff'",
+            "gnatswarm_options: gnatswarm.BrokerProcess(): the value of server_name is not UTF-8",
+        ),
     ],
 )
 def test_a_bad_option_is_said_without_a_traceback(pytester: pytest.Pytester, options: str, said: str):
@@ -282,6 +288,22 @@ def test_a_bad_option_is_said_without_a_traceback(pytester: pytest.Pytester, opt
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines([f"*{said.replace('[', '[[]')}*"])
     result.stdout.no_fnmatch_line("*Traceback*")
+    result.stdout.no_fnmatch_line("*pytest_plugin.py*")
+
+
+def test_bad_options_for_all_are_said_without_a_traceback(pytester: pytest.Pytester):
+    text = "def test_it(gnatswarm):\n    pass\n\ndef test_session(gnatswarm_session):\n    pass\n"
+    pytester.makeini("[pytest]\ngnatswarm_options = max_payload\n")
+    result = run(pytester, text)
+    result.assert_outcomes(errors=2)
+    result.stdout.fnmatch_lines(["gnatswarm_options: 'max_payload': expected name=value"])
+    result.stdout.no_fnmatch_line("*pytest_plugin.py*")
+    pytester.makeini("[pytest]\n")
+    pytester.makeconftest("import pytest\n\n@pytest.fixture(scope='session')\ndef gnatswarm_options():\n    pass\n")
+    result = run(pytester, text)
+    result.assert_outcomes(errors=2)
+    result.stdout.fnmatch_lines(["gnatswarm_options: the fixture returns a dict, as {'shards': 2}, not NoneType"])
+    result.stdout.no_fnmatch_line("*pytest_plugin.py*")
 
 
 def test_the_log_of_a_failed_test_is_in_its_report(pytester: pytest.Pytester):
