@@ -294,6 +294,9 @@ def run(
     except (PySparkException, Py4JError) as error:
         when = "" if session is not None else f" did not start on {master}"
         print(f"{program}: Spark{when}: {reason(error)}", file=sys.stderr)
+    except OSError as error:  # a full disk, most of all
+        place = f"{error.filename}: " if error.filename else ""
+        print(f"{program}: {place}{error.strerror or error}", file=sys.stderr)
     finally:
         if session is not None:
             with contextlib.suppress(Py4JError, ConnectionError):  # its Java has ended already
@@ -322,7 +325,15 @@ def _is_no_interrupt(record: logging.LogRecord) -> bool:
 
 
 def reason(error: Exception) -> str:
-    """The error's first line, without the stack trace."""
+    """The error's first line, and in parentheses that of its first cause, without the stack traces."""
+    said, cause = _first_line(error), error
+    while isinstance(deeper := getattr(cause, "_cause", None), Exception):
+        cause = deeper
+    root = _first_line(cause)
+    return said if root in said else f"{said} ({root})"
+
+
+def _first_line(error: Exception) -> str:
     java = getattr(error, "java_exception", None)
     text = str(java.toString() if java is not None else error).partition("\n\nJVM stacktrace:")[0]
     lines = [line.strip() for line in text.splitlines() if line.strip()]

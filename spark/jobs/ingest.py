@@ -35,8 +35,12 @@ def start(
     batch_mb: int = 64,
     files_per_batch: int = 0,
     on_batch: object = None,
+    on_error: Callable[[Exception], object] = lambda error: None,
 ) -> StreamingQuery:
-    """Start the stream; with `every` "" it ends when it has read all existing files."""
+    """Start the stream; with `every` "" it ends when it has read all existing files.
+
+    `on_error` gets what ends it in a batch: of that Spark tells the text alone, behind much of its own.
+    """
     lines = (
         session.readStream.schema(schema.ddl())
         .options(**OPTIONS)
@@ -49,7 +53,11 @@ def start(
     )
 
     def write(batch_lines: DataFrame, batch: int) -> None:
-        counts = write_batch(batch_lines, batch, out)
+        try:
+            counts = write_batch(batch_lines, batch, out)
+        except Exception as error:
+            on_error(error)
+            raise
         if callable(on_batch):
             on_batch(batch, counts)
 
@@ -92,6 +100,7 @@ def main(arguments: list[str]) -> int:
     progress = Progress()
     progress.say("starting Spark (this takes some seconds) …")
     total: dict[str, int] = {}
+    errors: list[Exception] = []
 
     def on_batch(batch: int, counts: dict[str, int]) -> None:
         for kind, n in counts.items():
@@ -113,6 +122,7 @@ def main(arguments: list[str]) -> int:
             batch_mb=asked.batch_mb,
             files_per_batch=asked.files_per_batch,
             on_batch=on_batch,
+            on_error=errors.append,
         )
 
         def refresh(now: bool) -> bool:
@@ -129,7 +139,13 @@ def main(arguments: list[str]) -> int:
                 progress.say(f"answers of {', '.join(days)} in {asked.answers}: {time.monotonic() - began:.1f} s")
             return True
 
-        wait(query, stop, progress, lambda: refresh(now=False), lambda: session.sparkContext.setLogLevel("OFF"))
+        try:
+            wait(query, stop, progress, lambda: refresh(now=False), lambda: session.sparkContext.setLogLevel("OFF"))
+        except PySparkException:
+            if not errors:
+                raise
+            print(f"gnatswarm ingest: cannot write a batch to {asked.out}: {reason(errors[-1])}", file=sys.stderr)
+            return 1
         are_answered = stop.is_asked or refresh(now=True)
         # (who is stopped has not come to the rest yet)
         for path in [] if stop.is_asked else unread(session, asked.stats_dir, asked.out, began):

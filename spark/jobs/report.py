@@ -201,6 +201,14 @@ def main(arguments: list[str]) -> int:
     )
 
 
+def write_page(path: Path, text: str) -> None:
+    """Write it; OSError that names the file."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
 def report(asked: argparse.Namespace, session: SparkSession, statistics: Statistics, progress: Progress) -> int:
     """Write the page, tables and plots; returns the exit code."""
     source = asked.stats_dir or asked.from_parquet
@@ -222,7 +230,7 @@ def report(asked: argparse.Namespace, session: SparkSession, statistics: Statist
         print(f"gnatswarm report: there are no statistics in {source}", file=sys.stderr)
         return 1
     advice = advise(found)
-    Path(asked.out).write_text(page(found, advice, source), encoding="utf-8")
+    write_page(Path(asked.out), page(found, advice, source))
     if asked.tables:
         progress.say(f"tables in {asked.tables} …")
         write_tables(session, frames, found, Path(asked.tables))

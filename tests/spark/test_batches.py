@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
@@ -239,3 +240,53 @@ def test_a_batch_that_is_cut_short_is_said_and_nothing_else_of_it(
     ingest.wait(cast("Any", query), stop, Progress(), lambda: None, lambda: done.append("hush"))
     assert done == (["hush", "stop"] if is_long else ["stop"])
     assert ("the next run makes it" in capsys.readouterr().err) is is_long
+
+
+def test_what_ends_a_batch_is_said_with_its_first_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """A full disk was `[STREAM_FAILED] Query … terminated with exception: [FOREACH_BATCH_USER_FUNCTION_ERROR]`."""
+    from pyspark.errors import PySparkException
+
+    from gnatswarm.spark.jobs import ingest
+
+    class Failed(PySparkException):
+        def __init__(self, text: str, cause: Exception | None = None) -> None:
+            super().__init__(text)
+            self._cause = cause
+
+    def awaited(_seconds: int) -> bool:
+        raise Failed("[STREAM_FAILED]")
+
+    def start(*_places: object, on_error: Callable[[Exception], object], **_options: object) -> object:
+        full = Failed("No space left on device\n\nJVM stacktrace:\n  at x")
+        on_error(Failed("[TASK_WRITE_FAILED] Task failed\n  at y", Failed("[OTHER]", full)))
+        return SimpleNamespace(awaitTermination=awaited)
+
+    monkeypatch.setattr(ingest, "start", start)
+    monkeypatch.setattr(ingest, "run", lambda _program, work, **_options: work(cast("Any", None)))
+    monkeypatch.setattr(signal, "signal", lambda *_words: None)
+    out = str(tmp_path / "tables")
+    assert ingest.main(["--stats-dir", str(tmp_path), "--out", out]) == 1
+    said = capsys.readouterr().err.splitlines()[-1]
+    why = "[TASK_WRITE_FAILED] Task failed (No space left on device)"
+    assert said == f"gnatswarm ingest: cannot write a batch to {out}: {why}"
+
+
+def test_a_disk_that_is_full_at_the_end_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    from gnatswarm.spark import session
+    from gnatswarm.spark.jobs.report import write_page
+
+    page = tmp_path / "report.html"
+    page.symlink_to("/dev/full")
+
+    def work(_session: object) -> int:
+        write_page(page, "<html>")
+        return 0
+
+    monkeypatch.setattr(session, "new_session", lambda *_words, **_options: SimpleNamespace(stop=lambda: None))
+    monkeypatch.setattr(signal, "signal", lambda *_words: None)
+    assert session.run("gnatswarm report", work, master="", memory="", shuffle_partitions=0) == 1
+    assert capsys.readouterr().err == f"gnatswarm report: {page}: No space left on device\n"
