@@ -1369,6 +1369,28 @@ def test_frames_about_a_move_that_contradict_each_other_end_the_link(moving, fra
     assert here.broken and why in here.broken[0]
 
 
+def test_the_old_shards_word_of_its_last_move_holds_for_all_before_it(moving):
+    """That is all that a link that joins is told: what it tells of queue members has all of their shifts."""
+    mesh = moving.mesh
+    for one in mesh.clients[:2]:
+        one.feed(b"SUB a q 1\r\n")
+    mesh.settle()
+    third = mesh.engines[THIRD].probe
+    from_old, from_new = mesh.ends[THIRD, OLD].socket, mesh.ends[THIRD, NEW].socket
+    assert from_old is not None and from_new is not None
+    shifts = records.encoded_shifts((records.Shift(b"$G", b"a", b"q", 1),))
+    first = 1 << 50  # later than the one that links are told of when they join
+    third.feed(from_new, b"MSHIFT 0 %d %d\r\n%b\r\nMARKQ 0 %d 1\r\n" % (first, len(shifts), shifts, first))
+    assert members_known(moving, THIRD) == [1, 1]
+    third.feed(from_old, b"MOVED 0 %d 1 0\r\n\r\n" % (first + 1))
+    assert members_known(moving, THIRD) == [1, 1]
+    third.feed(from_new, b"MOVED 0 %d 0 0\r\n\r\n" % first)
+    assert members_known(moving, THIRD) == [1, 0]
+    assert third.moves.is_idle
+    mesh.settle()
+    mesh.close()
+
+
 def test_a_queue_subscription_with_a_max_keeps_its_client_until_it_has_ended(moving):
     client, other = moving.mesh.clients[:2]
     moves = moving.hosts[OLD].probe.moves

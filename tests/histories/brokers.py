@@ -6,15 +6,17 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 
+from gnatswarm.router.supervision.operator_socket import MoveRequest, RestartRequest
 from tests.histories.generator import Faults, Generator
 from tests.support import swarm
 from tests.support.servers import KINDS, Broker, Kind, Log, wait_until
 
 ORACLE = KINDS["nats-server"]
 KILLS = 3
+MOVES = 6
 PAUSES = 100
 # A pause ends when the clients have done so many operations, or after this time. A shard that does not answer its
 # router for two seconds is killed.
@@ -93,6 +95,73 @@ def scales(broker: Broker) -> Faults:
     return happen
 
 
+def grows(broker: Broker) -> Faults:
+    """Three times as many shards, and as many as at first again, two times."""
+
+    async def happen(generator: Generator) -> None:
+        few = now = broker.kind.shards
+        for number, shards in enumerate((3 * few, few) * 2, 1):
+            await generator.wait_done(generator.operations * number // 5)
+            generator.note_fault(f"scale {now} to {shards}", [str(shard) for shard in range(shards, now)])
+            await swarm.scale(broker, shards)
+            await wait_serves(broker, shards)
+            generator.note_mended()
+            now = shards
+
+    return happen
+
+
+def restarts(broker: Broker) -> Faults:
+    """One shard after the other is replaced, two times; its clients go on in others."""
+
+    async def happen(generator: Generator) -> None:
+        for number in (1, 2):
+            await generator.wait_done(generator.operations * number // 3)
+            before = await swarm.pids(broker)
+            generator.note_fault("restart", everywhere(broker))  # (who cannot move is closed in the end)
+            await swarm.asked(broker, RestartRequest())
+            await asyncio.to_thread(wait_until, lambda old=before: are_all_new(broker, old), SERVES_DEADLINE_S)
+            await wait_serves(broker, broker.kind.shards)
+            generator.note_mended()
+
+    return happen
+
+
+def kills_of_those_who_move(broker: Broker) -> Faults:
+    """Many clients of a shard are moved to another one, and one of the two is killed meanwhile (SIGKILL)."""
+
+    async def happen(generator: Generator) -> None:
+        rng = generator.drawn()
+        for number in range(1, MOVES + 1):
+            await generator.wait_done(generator.operations * number // (MOVES + 1))
+            old, new = rng.sample(range(broker.kind.shards), 2)
+            pids = await swarm.pids(broker)
+            generator.note_fault("kill -9 of a shard whose clients move", everywhere(broker))
+            moving = asyncio.create_task(swarm.asked(broker, MoveRequest(old, new, 12)))
+            try:
+                async with asyncio.timeout(rng.random() * MOST_PAUSE_S):
+                    await generator.wait_done(generator.done + PAUSE_OPERATIONS)
+            except TimeoutError:
+                pass  # clients that move are silent for a while
+            swarm.signal_shard(broker, pids[rng.choice((old, new))])
+            with suppress(AssertionError):  # (the command may say that the shard has died)
+                await moving
+            await wait_serves(broker, broker.kind.shards)
+            generator.note_mended()
+
+    return happen
+
+
+def everywhere(broker: Broker) -> list[str]:
+    """All shards: nobody is told to which of them a connection has moved."""
+    return [str(shard) for shard in range(broker.kind.shards)]
+
+
+def are_all_new(broker: Broker, before: dict[int, int]) -> bool:
+    """Whether no shard is the process any more that it was."""
+    return not {row["pid"] for row in swarm.rows(broker).values()} & set(before.values())
+
+
 @dataclass(frozen=True)
 class Target:
     """A broker, or several that are one cluster, and the faults of each history."""
@@ -145,6 +214,9 @@ FAULTY = (
     replace(PLAIN[1], name="gnatswarm-2-killed", faults=kills),
     replace(PLAIN[2], name="gnatswarm-4-killed", faults=kills),
     replace(PLAIN[2], name="gnatswarm-4-scaled", faults=scales),
+    replace(PLAIN[1], name="gnatswarm-2-grown", faults=grows),
+    replace(PLAIN[2], name="gnatswarm-4-restarted", faults=restarts),
+    replace(PLAIN[2], name="gnatswarm-4-killed-in-moves", faults=kills_of_those_who_move),
 )
 # PONGs wait for other members, so that it keeps all that one broker does.
 CLUSTERED = (

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from gnatswarm.router.commands.operator_commands import exchange, find
-from gnatswarm.router.supervision.operator_socket import ScaleRequest, StatusRequest
+from gnatswarm.router.supervision.operator_socket import OperatorRequest, ScaleRequest, StatusRequest
 from tests.support.servers import Broker, session_pids
 from tests.support.wire import Client, Closed, Cluster
 
@@ -43,7 +43,12 @@ def operate(broker: Broker, *words: str, deadline_s: float = SCALE_DEADLINE_S) -
 
 async def scale(broker: Broker, shards: int) -> str:
     """Change the broker's number of shards, and wait until they serve; what `gnatswarm scale` would print."""
-    reply = await asyncio.to_thread(exchange, find(broker.pid, broker.port), ScaleRequest(shards))
+    return await asked(broker, ScaleRequest(shards))
+
+
+async def asked(broker: Broker, request: OperatorRequest) -> str:
+    """Have a command carried out; what it would print."""
+    reply = await asyncio.to_thread(exchange, find(broker.pid, broker.port), request)
     assert not reply.error, reply.error
     return reply.text
 
