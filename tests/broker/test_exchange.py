@@ -1704,6 +1704,37 @@ def test_a_server_that_connects_is_told_each_interest_once_in_turns_whatever_cha
     cluster.close()
 
 
+@pytest.mark.parametrize("way", ["more", "fewer"])
+def test_groups_that_change_in_every_turn_in_which_a_server_is_told_interest_are_told_as_they_are(way: str):
+    """Wherever the cursor stands: before a group, at it, or behind it."""
+    cluster = Members(1, fenced=False)
+    member = cluster.members[0]
+    client = member.clients[0]
+    sids = {number: [b"%d.0" % number] for number in range(30)}
+    for number, of_group in sids.items():
+        if way == "fewer":
+            of_group += [b"%d.%d" % (number, n) for n in range(1, 200)]
+        client.feed(b"".join(b"SUB g.%d q %b\r\n" % (number, sid) for sid in of_group))
+    cluster.settle()
+    member.mesh.work_in_turns(GATEWAY_NUMBER, 1)
+    end = RouteEnd(member.mesh.engines[GATEWAY_NUMBER], member.exchange)
+    told = ToldInterest(end)
+    end.link.begin()
+    while member.mesh.work(GATEWAY_NUMBER):
+        for number, of_group in sids.items():
+            if way == "fewer":
+                client.feed(b"UNSUB %b\r\n" % of_group.pop())
+            else:
+                of_group.append(b"%d.%d" % (number, len(of_group)))
+                client.feed(b"SUB g.%d q %b\r\n" % (number, of_group[-1]))
+        cluster.settle()
+        told.read_on()
+    told.read_on()
+    assert told.known == {(b"g.%d" % number, b"q"): len(of_group) for number, of_group in sids.items()}
+    end.link.leave()
+    cluster.close()
+
+
 def connecting(cluster: Members, kind: Literal["route", "leaf"] = "route", most: int = 0) -> ToldInterest:
     """A server that is being told of 3000 subjects, in turns of 100."""
     member = cluster.members[0]
