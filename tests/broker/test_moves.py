@@ -926,6 +926,31 @@ def test_a_third_shard_whose_end_is_known_only_later_closes_nobody(moving):
     mesh.close()
 
 
+@pytest.mark.parametrize("is_asked", [True, False], ids=["", "the old shard is asked for its mark later"])
+@pytest.mark.parametrize("shard", [OLD, NEW])
+def test_a_link_that_breaks_before_a_third_shards_mark_is_made_again_at_once(moving, shard, is_asked):
+    """The mark does not come: the move would wait for it, and the link for the end of the move."""
+    mesh = moving.mesh
+    client, stays = mesh.clients[:2]
+    for one in (client, stays):
+        one.feed(b"SUB a q 1\r\n")
+    mesh.settle()
+    moving.begin(client)
+    mesh.carry_all(*UNTIL_ALL_HAVE_ANSWERED)
+    if is_asked:
+        mesh.carry_all((NEW, OLD))  # MARKQ
+    mesh.break_link(shard, THIRD)
+    mesh.settle()
+    assert all(mesh.is_in_step(shard) for shard in mesh.engines)
+    assert all(engine.probe.moves.is_idle for engine in mesh.engines.values())
+    assert client.is_over and client.reason is CloseReason.ROUTE_REMOVED
+    assert members_known(moving, THIRD) == [1, 0]
+    published(mesh.clients[4], "1")
+    mesh.settle()
+    assert payloads(stays) == ["1"]
+    mesh.close()
+
+
 def test_a_client_that_leaves_while_it_moves_leaves_nothing(moving):
     mesh = moving.mesh
     client = mesh.clients[0]
