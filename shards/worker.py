@@ -83,6 +83,8 @@ def _die(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     error = context.get("exception")
     if isinstance(error, MemoryError):
         logger.critical("Out of memory: this shard ends, and another one takes its place")
+    elif isinstance(error, Exception) and _is_of_certificates(error):  # at a reload; the router could load it
+        logger.critical("%s: this shard ends, and another one takes its place", error)
     else:
         logger.critical("%s", context.get("message", "unexpected error"), exc_info=error)
     logs.exit_now(70)  # EX_SOFTWARE
@@ -700,9 +702,14 @@ def _label(boot: control.Boot) -> str:
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Whether the system refuses something, or the files of a TLS block (whose module is imported only for one)."""
+    """Whether the system refuses something, or the files of a TLS block."""
+    return isinstance(error, OSError) or _is_of_certificates(error)
+
+
+def _is_of_certificates(error: Exception) -> bool:
+    """Whether files of a TLS block cannot be loaded (the module is imported only for one)."""
     module = sys.modules.get("gnatswarm.shards.boundary.certificates")
-    return isinstance(error, OSError) or (module is not None and isinstance(error, module.CertificateError))
+    return module is not None and isinstance(error, module.CertificateError)
 
 
 def _die_with(keeper_pid: int) -> None:

@@ -20,6 +20,10 @@ except BaseException as error:
     ("error", "lines"),
     [
         ("MemoryError()", ["Out of memory: this shard ends, and another one takes its place"]),
+        (
+            "__import__('gnatswarm.shards.boundary.certificates', fromlist=['']).CertificateError('open a.pem: no')",
+            ["open a.pem: no: this shard ends, and another one takes its place"],
+        ),
         ("ValueError('odd')", ["Exception in callback", "Traceback (most recent call last):", "ValueError: odd"]),
     ],
 )
