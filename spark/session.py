@@ -326,18 +326,20 @@ def _is_no_interrupt(record: logging.LogRecord) -> bool:
 
 def reason(error: Exception) -> str:
     """The error's first line, and in parentheses that of its first cause, without the stack traces."""
-    said, cause = _first_line(error), error
+    cause: Exception = error
     while isinstance(deeper := getattr(cause, "_cause", None), Exception):
         cause = deeper
-    root = _first_line(cause)
+    java = getattr(error, "java_exception", None)
+    said = _first_line(str(error if java is None else java.toString())) or type(error).__name__
+    while java is not None and java.getCause() is not None:
+        java = java.getCause()
+    root = _first_line(str(cause if java is None else java.toString()))
     return said if root in said else f"{said} ({root})"
 
 
-def _first_line(error: Exception) -> str:
-    java = getattr(error, "java_exception", None)
-    text = str(java.toString() if java is not None else error).partition("\n\nJVM stacktrace:")[0]
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+def _first_line(text: str) -> str:
+    lines = [line.strip() for line in text.partition("\n\nJVM stacktrace:")[0].splitlines() if line.strip()]
+    return lines[0] if lines else ""
 
 
 class StopSignal:

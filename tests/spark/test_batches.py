@@ -273,6 +273,20 @@ def test_what_ends_a_batch_is_said_with_its_first_cause(
     assert said == f"gnatswarm ingest: cannot write a batch to {out}: {why}"
 
 
+def test_the_first_cause_of_an_error_of_java_is_said():
+    from gnatswarm.spark.session import reason
+
+    def thrown(text: str, cause: object = None) -> Any:
+        return SimpleNamespace(toString=lambda: text, getCause=lambda: cause)
+
+    error = Exception()
+    full = thrown("java.io.IOException: No space left on device")
+    cast("Any", error).java_exception = thrown("x: Task failed\n\tat y", thrown("z", full))
+    assert reason(error) == "x: Task failed (java.io.IOException: No space left on device)"
+    cast("Any", error).java_exception = thrown("alone")
+    assert reason(error) == "alone"
+
+
 def test_a_disk_that_is_full_at_the_end_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
