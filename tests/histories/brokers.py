@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 from gnatswarm.router.supervision.operator_socket import MoveRequest, RestartRequest
 from tests.histories.generator import Faults, Generator
@@ -120,7 +121,7 @@ def restarts(broker: Broker) -> Faults:
             before = await swarm.pids(broker)
             generator.note_fault("restart", everywhere(broker))  # (who cannot move is closed in the end)
             await swarm.asked(broker, RestartRequest())
-            await asyncio.to_thread(wait_until, lambda old=before: are_all_new(broker, old), SERVES_DEADLINE_S)
+            await asyncio.to_thread(wait_until, partial(are_all_new, broker, before), SERVES_DEADLINE_S)
             await wait_serves(broker, broker.kind.shards)
             generator.note_mended()
 
