@@ -73,6 +73,7 @@ class Message:
     may_be_lost: bool = False  # a link broke while it was not acknowledged
     is_past_break: bool = False  # a link had broken when it was published, and not all had arrived since
     was_on_broken_link: bool = False  # a link broke with it
+    was_in_doubt: bool = False  # a shard noticed that a link had broken before it was acknowledged
     is_lost_on_its_way: bool = False  # it was being sent on, as a queue message, over a link that broke
     wants_answer: bool = False  # it has a reply subject
     inbox: int = 0  # sid of the subscription to which its publisher has answers sent; 0: it is another server's user

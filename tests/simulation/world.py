@@ -690,7 +690,7 @@ class World:
         elif reason is CloseReason.ROUTE_REMOVED:  # a shard that dies disconnects its own clients alone
             self.seen["closed in doubt"] += 1
             if person.moves_since == NEVER:
-                is_in_doubt = any(one.may_be_lost or one.was_on_broken_link for one in person.unacked)
+                is_in_doubt = any(one.may_be_lost or one.was_in_doubt for one in person.unacked)
                 assert is_in_doubt, f"client {person.number} is closed, and no link broke with what it had sent"
             else:
                 is_excused = self.seen["link break"] or self.ended or person.process.host.was_too_late
@@ -769,6 +769,8 @@ class World:
             self.messages[number_in(body)].is_lost_on_its_way = True
         for body in lost:
             self.messages[number_in(body)].was_on_broken_link = True
+        for message in self.messages:
+            message.was_in_doubt |= message.acked_at == NEVER
 
     # ---- promises of back-pressure
 

@@ -38,9 +38,14 @@ class Job:
     """A process in a session of its own; what it says on standard error is `log`."""
 
     def __init__(self, command: list[str], environment: dict[str, str]) -> None:
-        self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, start_new_session=True
-        )
+        # nohup, under which the tests may run, has it ignored; so would the job.
+        before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        try:
+            self.process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, start_new_session=True
+            )
+        finally:
+            signal.signal(signal.SIGHUP, before)
         assert self.process.stderr is not None
         self.log = Log(self.process.stderr)
 
