@@ -124,11 +124,18 @@ def formats() -> dict[str, int]:
 def run_shard(arguments: Sequence[str]) -> int:
     """Run a shard in this process: its number, and what `shards.__main__` takes; returns its exit code."""
     from gnatswarm.shards.__main__ import main
-    from gnatswarm.shards.boundary import parentage
 
-    parentage.name_process("gnat-shard")
-    parentage.title_process(f"gnatswarm: shard {''.join(arguments[:1])}")
+    _name_shard("".join(arguments[:1]))
     return main(list(arguments[1:]))
+
+
+def _name_shard(number: str) -> None:
+    """Say in `ps` and `top` which shard this process is, or that it is the gateway."""
+    from gnatswarm.shards.boundary import control, parentage
+
+    is_gateway = number == str(control.GATEWAY_NUMBER)
+    parentage.name_process("gnat-gateway" if is_gateway else "gnat-shard")
+    parentage.title_process("gnatswarm: gateway" if is_gateway else f"gnatswarm: shard {number}")
 
 
 class _Again:
@@ -693,8 +700,7 @@ class _Keeper:
                     os.execvpe(command[0], [*command, str(shard), *told], dict(os.environ))
                 os.execvpe(command[0], [*command, *told], child_environment())
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            parentage.name_process("gnat-shard")
-            parentage.title_process(f"gnatswarm: shard {shard}")
+            _name_shard(str(shard))
             from gnatswarm.shards.worker import run
 
             code = run(control, lifeline)

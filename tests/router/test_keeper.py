@@ -114,10 +114,16 @@ class TestProcesses:
 
     def test_each_process_says_what_it_is(self, tmp_path: Path) -> None:
         """And none of them is taken for a broker by `--signal`, which looks for command lines."""
-        with Router(tmp_path, 2, is_real=True) as router:
+        with Router(tmp_path, 2, is_real=True, cluster={"host": "127.0.0.1", "port": -1}) as router:
             router.wait_ready()
-            titles = {Path(f"/proc/{pid}/cmdline").read_text().strip("\0") for pid in children_of(router.process.pid)}
-            assert titles == {"gnatswarm: router", "gnatswarm: shard 0", "gnatswarm: shard 1"}
+            below = children_of(router.process.pid)
+            titles = {Path(f"/proc/{pid}/cmdline").read_text().strip("\0"): name for pid, name in below.items()}
+            assert titles == {
+                "gnatswarm: router": "gnat-router",
+                "gnatswarm: shard 0": "gnat-shard",
+                "gnatswarm: shard 1": "gnat-shard",
+                "gnatswarm: gateway": "gnat-gateway",
+            }
 
     def test_a_killed_shard_is_forked_again(self, tmp_path: Path) -> None:
         with Router(tmp_path, 1, is_real=True) as router:

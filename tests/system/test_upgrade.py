@@ -65,7 +65,7 @@ def shards(broker: Broker) -> dict[str, bool]:
     """By title: whether the keeper has forked it, and it is of its version: then their command lines are as long."""
     own = len(command_line(broker.pid))
     lines = [command_line(pid) for pid in session_pids(broker.pid)]
-    return {line.rstrip("\0"): len(line) == own for line in lines if line.startswith("gnatswarm: shard")}
+    return {line.rstrip("\0"): len(line) == own for line in lines if line.startswith(("gnatswarm: shard", "gnatswarm: gateway"))}
 
 
 async def test_messages_flow_on_and_nobody_is_disconnected(start_broker, cluster_of, subject, tmp_path):
@@ -92,7 +92,7 @@ async def test_messages_flow_on_and_nobody_is_disconnected(start_broker, cluster
     assert before & after == {broker.pid}
     assert len(after) == len(before)
     assert newer in command_line(broker.pid)
-    gateway = "gnatswarm: shard 63"
+    gateway = "gnatswarm: gateway"
     assert shards(broker) == {"gnatswarm: shard 0": False, "gnatswarm: shard 1": False, gateway: False}
     # What happens from now on happens in the new version.
     status = await asyncio.to_thread(swarm.status, broker)
