@@ -64,8 +64,9 @@ def command_line(pid: int) -> str:
 def shards(broker: Broker) -> dict[str, bool]:
     """By title: whether the keeper has forked it, and it is of its version: then their command lines are as long."""
     own = len(command_line(broker.pid))
+    titles = ("gnatswarm: shard", "gnatswarm: gateway")
     lines = [command_line(pid) for pid in session_pids(broker.pid)]
-    return {line.rstrip("\0"): len(line) == own for line in lines if line.startswith(("gnatswarm: shard", "gnatswarm: gateway"))}
+    return {line.rstrip("\0"): len(line) == own for line in lines if line.startswith(titles)}
 
 
 async def test_messages_flow_on_and_nobody_is_disconnected(start_broker, cluster_of, subject, tmp_path):
