@@ -783,8 +783,8 @@ cdef class Exchange(Onward):
         cdef int n_unheard = 0
         before = held.pop((subject, queue), ())
         found = set()
-        if members and importer.streams is not None:
-            for item in importer.streams:
+        if members and importer.stream_imports is not None:
+            for item in importer.streams_meeting(subject):
                 stream = item
                 wanted = stream.wanted(subject)
                 if wanted is None or stream.exporter is importer:
@@ -836,7 +836,9 @@ cdef class Exchange(Onward):
         cdef int i, n
         if publish.origin >= ORIGIN_ACCOUNT:   # it was imported itself, as a request: nobody else imports it
             return
-        for item in importer.streams or ():
+        if importer.stream_imports is None:
+            return
+        for item in importer.streams_from(subject):
             stream = item
             if stream.exporter is not exporter or intersection(stream.subject, subject) != subject:
                 continue
@@ -891,12 +893,12 @@ cdef class Exchange(Onward):
         rows = ((*one, origin) for one in listing.found for origin in apart.get(one, (b"",)))
         return list(islice(rows, most))
 
-    def renew_imports(self):
-        """Accounts import other streams than before."""
+    def renew_imports(self, accounts):
+        """Accounts with these names (bytes) import other streams than before."""
         cdef int slot
         for slot in range(FIRST_SLOT, END_SLOT):
             if self.accounts[slot] is None or self.outs[slot] == NULL \
-                    or (not self.imported[slot] and (<Sublist>self.accounts[slot]).streams is None):
+                    or (<Sublist>self.accounts[slot]).account not in accounts:
                 continue
             found = self.interest_of(slot)
             for subject, queue in {*found, *self.imported[slot]}:

@@ -1,13 +1,15 @@
 """New options on their way into a shard: their users come in parts, and are read in turns of the loop.
 
 50,000 users take some 0.2 s, in which the shard serves its clients and says that it lives. They are in force as a
-whole, when the last has been read; what the router says behind them waits. Users that are in force no more are given up
-in turns, too. Used by the worker, for each message of the router.
+whole, when the last has been read; what the router says behind them waits. Before that the accounts' imports, exports
+and mappings change in turns, each account's as a whole. Users that are in force no more are given up in turns. Used
+by the worker, for each message of the router.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -17,29 +19,35 @@ from gnatswarm.shards.boundary.control import Ping, Reload, ReloadUsers, Stop, d
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from gnatswarm.broker.options import Options, User
     from gnatswarm.shards.boundary.control import ControlMessage
 
 # So many users are given up in one turn: a millisecond.
 GIVEN_UP_AT_ONCE = 2000
+# So many steps of accounts' imports, exports and mappings are gone in one turn: 5 to 10 ms.
+STEPS_AT_ONCE = 400
 
 
 class IncomingOptions:
-    """Those of one shard. `apply` is called with options, their users and their generation.
+    """Those of one shard; `apply` is called with options, their users and their generation.
 
-    `then` gets the messages that have waited, and asks take() again. `users`: those in force at first.
+    Before that `steps` lead to the accounts' imports and exports. They add to a set the accounts whose imported streams
+    have changed, which `apply` gets, too. `then` gets the messages that have waited, and asks take() again. `users`:
+    those in force at first.
     """
 
     def __init__(
         self,
         loop: AbstractEventLoop,
-        apply: Callable[[Options, UserIndex, int], None],
+        steps: Callable[[Options, set[str]], Iterator[None]],
+        apply: Callable[[Options, UserIndex, int, set[str]], None],
         then: Callable[[ControlMessage], None],
         users: Sequence[User] = (),
     ) -> None:
         self._loop = loop
+        self._steps = steps
         self._apply = apply
         self._then = then
         self._present = list(users)
@@ -90,16 +98,26 @@ class IncomingOptions:
             self._index.add(users)
         if self._parts:
             self._loop.call_soon(self._read)
-        else:
-            self._end(self._reload)
+            return
+        options = msgspec.structs.replace(self._reload.options, users=tuple(self._new))
+        listeners: set[str] = set()
+        self._walk(options, listeners, self._steps(options, listeners))
 
-    def _end(self, reload: Reload) -> None:
-        options = msgspec.structs.replace(reload.options, users=tuple(self._new))
+    def _walk(self, options: Options, listeners: set[str], steps: Iterator[None]) -> None:
+        """One turn, as _read()."""
+        if self._reload is None:
+            return
+        if sum(1 for _ in islice(steps, STEPS_AT_ONCE)) == STEPS_AT_ONCE:
+            self._loop.call_soon(self._walk, options, listeners, steps)
+        else:
+            self._end(options, listeners, self._reload.generation)
+
+    def _end(self, options: Options, listeners: set[str], generation: int) -> None:
         index, self._index = self._index, UserIndex()
         is_idle = not self._former
         self._former += self._present
         self._present, self._new, self._reload = self._new, [], None
-        self._apply(options, index, reload.generation)
+        self._apply(options, index, generation, listeners)
         if is_idle:
             self._give_up()
         while self._behind and self._reload is None:

@@ -232,11 +232,17 @@ class Shard:
         }
 
     def reload(
-        self, options: Options, on_done: Callable[[], None] | None = None, *, users: UserIndex | None = None
+        self,
+        options: Options,
+        on_done: Callable[[], None] | None = None,
+        *,
+        users: UserIndex | None = None,
+        listeners: set[str] | None = None,
     ) -> None:
         """Apply new options; those that cannot change at run time must have their old values.
 
         on_done() is called when they hold for all clients that there are. `users`: theirs, if they are known already.
+        `listeners`: where `imports_exports` has been through its steps, the accounts whose stream imports have changed.
         """
         self._options = options
         self._users = users if users is not None else UserIndex(options.users)
@@ -244,7 +250,8 @@ class Shard:
         self._lookout.set_interval(_shortest_ping_interval_s(options))
         self.reactor.is_tracing = options.logging.trace
         self.fanout.prefer_local(options.sharding.prefer_local)
-        listeners = self.imports_exports.configure(options)
+        if listeners is None:
+            listeners = self.imports_exports.configure(options)
         self.clients.reload(options, self._users, self._info_template(options), listeners, on_done)
         self.system.configure(options)
         if self._news is None:

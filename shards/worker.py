@@ -41,7 +41,7 @@ from gnatswarm.shards.sockets.reserve import Reserve
 from gnatswarm.shards.statistics.recorder import Recorder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from gnatswarm.broker.access.user_index import UserIndex
     from gnatswarm.broker.link import SiblingLink
@@ -300,7 +300,7 @@ class Worker:
         self._generation = boot.generation
         # (not those users: they would stay here)
         self._boot = msgspec.structs.replace(boot, options=msgspec.structs.replace(boot.options, users=()))
-        self._incoming = IncomingOptions(self._loop, self._apply, self._on_message, boot.options.users)
+        self._incoming = IncomingOptions(self._loop, self._steps, self._apply, self._on_message, boot.options.users)
         self._configure_logs(boot.options.logging)
         make_room(boot.options.limits.max_connections, boot.page_fd)
         self._page = page = Page.attach(boot.page_fd)
@@ -546,21 +546,24 @@ class Worker:
             logs.configure(options, process_label=_label(self._boot))
             self._logging = options
 
-    def _apply(self, options: Options, users: UserIndex, generation: int) -> None:
+    def _steps(self, options: Options, listeners: set[str]) -> Iterator[None]:
+        return self._shard.imports_exports.steps(options, listeners)
+
+    def _apply(self, options: Options, users: UserIndex, generation: int, listeners: set[str]) -> None:
         with self._reserved():
-            self._reload(options, users, lambda: self._channel.send(control.Reloaded(generation)))
+            self._reload(options, users, listeners, lambda: self._channel.send(control.Reloaded(generation)))
         self._generation = generation
         if self._placing is not None:
             self._placing.configure(options.placement, generation)
 
-    def _reload(self, options: Options, users: UserIndex, on_done: Callable[[], None]) -> None:
+    def _reload(self, options: Options, users: UserIndex, listeners: set[str], on_done: Callable[[], None]) -> None:
         try:
             self._configure_logs(options.logging)
         except OSError as error:  # the router could; the next reload tries again
             logger.error("Reload: logging stays as it was: %s", logs.failure(options.logging, error))
-        self._shard.reload(options, on_done, users=users)
+        self._shard.reload(options, on_done, users=users, listeners=listeners)
         if self._gateway is not None:
-            self._gateway.reload(options, users)
+            self._gateway.reload(options, users, listeners)
 
     def _move_away(self, to: dict[int, int], within_s: float) -> None:
         if self._departures is None or not self._departures.begin(to, within_s, self._on_moved, patience_s=PATIENCE_S):

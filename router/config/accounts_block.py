@@ -78,7 +78,7 @@ class Accounts:
             self._problem(
                 entry.at, f"Expected accounts to be a map or an array, got {found.kind}", "write { A: { … } }"
             )
-        self.problems += exchange_problems(self._exchanges, [*self._accounts])
+        self.problems += exchange_problems(self._exchanges, self._accounts)
 
     @property
     def accounts(self) -> tuple[Account, ...]:

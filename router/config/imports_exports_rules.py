@@ -6,20 +6,22 @@ it has one; places are more exact.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable
 
 from msgspec import structs
 
+from gnatswarm.broker.exports import Exports
 from gnatswarm.broker.options import Export, Import
-from gnatswarm.broker.rules import intersection, local_pattern, local_service_pattern
+from gnatswarm.broker.pattern_index import PatternIndex
+from gnatswarm.broker.rules import local_pattern, local_service_pattern
 from gnatswarm.router.config.conf_tree import Position, Problem
 from gnatswarm.router.config.imports_exports_block import ImportsExportsBlock
 
 
-def exchange_problems(exchanges: Iterable[ImportsExportsBlock], names: Sequence[str]) -> list[Problem]:
+def exchange_problems(exchanges: Iterable[ImportsExportsBlock], names: Collection[str]) -> list[Problem]:
     """All problems between accounts; `names` are the names of all accounts."""
     exchanges = list(exchanges)
-    exported: dict[str, list[Export]] = {exchange.name: [e for e, _ in exchange.exports] for exchange in exchanges}
+    exported = {exchange.name: Exports(export for export, _ in exchange.exports) for exchange in exchanges}
     problems: list[Problem] = []
     for exchange in exchanges:
         problems += _export_problems(exchange, names)
@@ -35,7 +37,7 @@ def _word(found: Export | Import) -> str:
     return "service" if found.is_service else "stream"
 
 
-def _export_problems(exchange: ImportsExportsBlock, names: Sequence[str]) -> list[Problem]:
+def _export_problems(exchange: ImportsExportsBlock, names: Collection[str]) -> list[Problem]:
     problems = []
     seen: dict[tuple[str, bool], Export] = {}
     for export, at in exchange.exports:
@@ -54,12 +56,9 @@ def _export_problems(exchange: ImportsExportsBlock, names: Sequence[str]) -> lis
     return problems
 
 
-def may_import(exports: Sequence[Export], wanted: Import, importer: str) -> Export | None:
+def may_import(exports: Exports, wanted: Import, importer: str) -> Export | None:
     """The export that permits this import, or None. As in nats-server, an export of exactly its subject goes first."""
-    of_kind = [export for export in exports if export.is_service == wanted.is_service]
-    exact = [export for export in of_kind if export.subject == wanted.subject]
-    subject = _raw(wanted.subject)
-    around = [one for one in exact or of_kind if intersection(_raw(one.subject), subject) == subject]
+    around = exports.around(wanted)
     if not all(_names_importer(export, wanted, importer) for export in around):
         # In the real server one of them decides, at random: another one would not let an account read all others' part.
         return None
@@ -72,7 +71,7 @@ def _names_importer(export: Export, wanted: Import, importer: str) -> bool:
 
 
 def _import_problems(
-    exchange: ImportsExportsBlock, names: Sequence[str], exported: dict[str, list[Export]]
+    exchange: ImportsExportsBlock, names: Collection[str], exported: dict[str, Exports]
 ) -> list[Problem]:
     problems = []
     streams: set[tuple[str, str]] = set()
@@ -86,7 +85,7 @@ def _import_problems(
         elif wanted.account == exchange.name:
             what = f"{failed}: an account cannot import from itself"
             problems.append(Problem(at, what, "a mapping renames subjects within an account"))
-        elif may_import(exported.get(wanted.account, ()), wanted, exchange.name) is None:
+        elif may_import(exported[wanted.account], wanted, exchange.name) is None:
             what = f"{failed}: {word} import not authorized"
             problems.append(Problem(at, what, f'"{wanted.account}" has to export it, to "{exchange.name}" too'))
         elif wanted.is_service:
@@ -104,18 +103,16 @@ def _import_problems(
 
 def _cycles(imports: list[tuple[str, Import, Position]]) -> list[Problem]:
     """A problem for each import that closes a cycle of imports."""
-    here = []
-    for _, found, _at in imports:
+    by_importer: dict[str, list[tuple[bytes, int]]] = {}
+    for i, (importer, found, _at) in enumerate(imports):
         pattern = local_service_pattern if found.is_service else local_pattern
-        here.append(pattern(_raw(found.subject), _raw(found.to)))
-    by_importer: dict[str, list[int]] = {}
-    for i, (importer, _, _at) in enumerate(imports):
-        by_importer.setdefault(importer, []).append(i)
+        by_importer.setdefault(importer, []).append((pattern(_raw(found.subject), _raw(found.to)), i))
+    indexes = {importer: PatternIndex(here) for importer, here in by_importer.items()}
 
     def leads_to(i: int) -> list[int]:
         found = imports[i][1]
-        subject = _raw(found.subject)
-        return [j for j in by_importer.get(found.account, ()) if intersection(subject, here[j]) is not None]
+        index = indexes.get(found.account)
+        return index.meeting(_raw(found.subject)) if index is not None else []
 
     problems = []
     done: set[int] = set()

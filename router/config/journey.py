@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import msgspec
 
 from gnatswarm.broker import options as opt
-from gnatswarm.broker.exports import export_of
+from gnatswarm.broker.exports import Exports
 from gnatswarm.broker.quoted import quoted
 from gnatswarm.broker.rules import local_service_pattern
 from gnatswarm.broker.subject import is_literal, is_valid_publish, matches
@@ -167,7 +167,8 @@ def _requests(
     importer = next((one for one in options.accounts if one.name == account), None)
     for wanted in importer.imports if importer is not None else ():
         if wanted.is_service and matches(local_service_pattern(_raw(wanted.subject), _raw(wanted.to)), subject):
-            export = export_of(next((one for one in options.accounts if one.name == wanted.account), None), wanted)
+            exporter = next((one for one in options.accounts if one.name == wanted.account), None)
+            export = Exports.of(exporter).first_around(wanted)
             if export is None or any(one is export for one in passed):
                 continue
             how = f'{account} imports the service "{wanted.subject}" of {wanted.account}'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gnatswarm.broker.exports import Exports
 from gnatswarm.broker.options import GLOBAL_ACCOUNT, Account, Export, Import, Mapping, Options
 from gnatswarm.broker.rules import local_service_pattern
 from gnatswarm.router.config.imports_exports_rules import may_import
@@ -14,10 +15,12 @@ def account_rules(options: Options, name: str) -> Document:
     """The configuration of one account; empty keys are left out."""
     account = next((found for found in options.accounts if found.name == name), Account(name))
     mappings = options.mappings if name == GLOBAL_ACCOUNT else account.mappings
+    exporters = {wanted.account for wanted in account.imports}
+    exports = {found.name: Exports.of(found) for found in options.accounts if found.name in exporters}
     found: Document = {
         "mappings": {mapping.subject: _destinations(mapping) for mapping in mappings},
         "exports": [_export(export) for export in account.exports],
-        "imports": [_import(options, name, wanted) for wanted in account.imports],
+        "imports": [_import(options, name, wanted, exports) for wanted in account.imports],
     }
     return {key: value for key, value in found.items() if value}
 
@@ -41,7 +44,7 @@ def _latency(export: Export) -> Document:
     return {"sampling": export.latency_percent or "headers", "results": export.latency_subject}
 
 
-def _import(options: Options, importer: str, wanted: Import) -> Document:
+def _import(options: Options, importer: str, wanted: Import, exports: dict[str, Exports]) -> Document:
     rest: Document = {"invalid": False, "share": wanted.share, "tracking": False}
     if not wanted.is_service:
         head: Document = {"subject": wanted.subject, "account": wanted.account, "local_subject": wanted.to}
@@ -49,8 +52,8 @@ def _import(options: Options, importer: str, wanted: Import) -> Document:
     here = local_service_pattern(
         wanted.subject.encode("utf-8", "surrogateescape"), wanted.to.encode("utf-8", "surrogateescape")
     ).decode("utf-8", "surrogateescape")
-    exports = next((found.exports for found in options.accounts if found.name == wanted.account), ())
-    export = may_import(exports, wanted, importer)
+    exporter = exports.get(wanted.account)
+    export = may_import(exporter, wanted, importer) if exporter is not None else None
     if export is not None and export.latency_subject:
         rest["latency"] = _latency(export)
     if options.is_like_newer:

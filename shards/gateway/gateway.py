@@ -77,7 +77,7 @@ class Gateway:
         self.exchange.rest_with(Rests(reactor).rest)
         self.exchange.is_traced = options.is_like_newer and options.headers
         self._mesh = mesh
-        self._configure_accounts()
+        self._configure_accounts({})
         self._routes: Routes | None = None
         if "cluster" in ports:
             self._routes = Routes(
@@ -139,12 +139,18 @@ class Gateway:
             self._doors.open(kind, port.fd, acceptors[kind])
         self._dial()
 
-    def reload(self, options: Options, users: UserIndex) -> None:
-        """Connect to what the new options name, and end what they do not name any more; `users` are theirs."""
+    def reload(self, options: Options, users: UserIndex, listeners: set[str]) -> None:
+        """Connect to what the new options name, and end what they do not name any more; `users` are theirs.
+
+        `listeners`: the accounts whose stream imports have changed.
+        """
         former = _accounts(self._options)
         self._options = options
         self._waits.reload(options)
         if not self._is_started:
+            self._configure_accounts(former)
+            if self._routes is not None:
+                self._routes.adopt(options)
             return
         wanted = list(options.leafnodes.remotes)
         for remote in list(self._remotes):
@@ -159,8 +165,8 @@ class Gateway:
             if self._routes is not None:
                 self._routes.leaf_url = self._leaf_port.url
         self._dial()
-        self.exchange.renew_imports()
-        self._configure_accounts()
+        self.exchange.renew_imports({name.encode("utf-8", "surrogateescape") for name in listeners})
+        self._configure_accounts(former)
         if self._routes is not None:
             self._routes.reload(options, has_new_accounts=bool(_accounts(options).keys() - former.keys()))
 
@@ -231,13 +237,17 @@ class Gateway:
         rows = [session.row(with_subs) for session in sessions if session is not None and session.is_accepted]
         return rows + (self._leaf_port.rows(with_subs) if self._leaf_port is not None else [])
 
-    def _configure_accounts(self) -> None:
+    def _configure_accounts(self, former: dict[str, Account]) -> None:
         """Other servers may name the accounts that are configured, also those that no client here uses yet."""
         options = self._options
-        for account in _accounts(options).values():
+        accounts = _accounts(options)
+        for name in accounts | former:
+            account = accounts.get(name) or Account(name)
+            if account == former.get(name):
+                continue
             wanted = {_pattern(one.to) for one in account.imports if one.is_service}
             wanted |= {_pattern(mapping.subject) for mapping in account.mappings}
-            self.exchange.set_own_interest(account.name.encode("utf-8", "surrogateescape"), wanted)
+            self.exchange.set_own_interest(name.encode("utf-8", "surrogateescape"), wanted)
         system = options.system_account.encode("utf-8", "surrogateescape")
         if system != self.exchange.system_account:  # (all interest is gone through, to tell other servers)
             self.exchange.set_system_account(system)

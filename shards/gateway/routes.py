@@ -187,9 +187,8 @@ class Routes:
         """
         had = self.cluster
         had_login = (had.user, had.password, had.permissions, had.tls, had.tls_insecure)
-        self._options = options
+        self.adopt(options)
         self._learn_own_urls()
-        self._make_contexts()
         cluster = options.cluster
         wanted = {(one.host, one.port) for one in self._addresses()}
         for key, dialled in list(self._dialled.items()):
@@ -206,6 +205,11 @@ class Routes:
         self._dial_configured()
         self._teller.changed()
         self.flush()
+
+    def adopt(self, options: Options) -> None:
+        """Have these options from now on, or from start() on."""
+        self._options = options
+        self._make_contexts()
 
     def announce_departure(self) -> None:
         """The broker is in lame duck mode: members tell their clients no more of it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from functools import partial
 from types import SimpleNamespace
@@ -31,8 +31,9 @@ class Shard:
     def __init__(self, *present: str) -> None:
         self.ready: deque[Callable[[], None]] = deque()
         self.done: list[object] = []
+        self.steps = 0
         loop: Any = self
-        self.incoming = IncomingOptions(loop, self.apply, self.on_message, users(*present))
+        self.incoming = IncomingOptions(loop, self.walk, self.apply, self.on_message, users(*present))
 
     def call_soon(self, call: Callable[..., None], *words: object) -> None:
         self.ready.append(partial(call, *words))
@@ -41,8 +42,15 @@ class Shard:
         for _ in range(len(self.ready)):
             self.ready.popleft()()
 
-    def apply(self, options: Options, index: UserIndex, generation: int) -> None:
+    def walk(self, options: Options, listeners: set[str]) -> Iterator[None]:
+        for n in range(self.steps):
+            self.done.append(n)
+            yield
+        listeners.add("A")
+
+    def apply(self, options: Options, index: UserIndex, generation: int, listeners: set[str]) -> None:
         assert index.names == {user.name: user for user in options.users}
+        assert listeners == {"A"}
         self.done.append((generation, [user.name for user in options.users]))
 
     def on_message(self, message: ControlMessage) -> None:
@@ -77,6 +85,28 @@ def test_users_are_read_in_turns_and_in_force_together_with_the_last() -> None:
     assert shard.done == []
     shard.turn()
     assert shard.done == [(1, ["a", "b", "c"])]
+
+
+def test_imports_and_exports_are_changed_in_turns_before_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(incoming_options, "STEPS_AT_ONCE", 2)
+    shard = Shard()
+    shard.steps = 3
+    tell(shard, 1, "a")
+    shard.on_message(ReopenLog())
+    shard.on_message(Ping(1))
+    assert shard.done == [0, 1, Ping(1)]
+    shard.turn()
+    assert shard.done[3:] == [2, (1, ["a"]), ReopenLog()]
+
+
+def test_a_shard_that_ends_changes_no_more_imports(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(incoming_options, "STEPS_AT_ONCE", 2)
+    shard = Shard()
+    shard.steps = 3
+    tell(shard, 1)
+    shard.incoming.close()
+    shard.turn()
+    assert shard.done == [0, 1] and not shard.ready
 
 
 def test_a_shard_that_reads_users_says_that_it_lives_and_can_be_stopped() -> None:

@@ -80,6 +80,7 @@ class Gateway:
         probe = process.engine.probe
         assert isinstance(probe.fence, MeshFence) and probe.mesh is not None
         self.process = process
+        self._mesh = probe.mesh
         self.exchange = Exchange(probe.mesh, probe.fence)
         self.exchange.set_own_id(OWN_ID)
         self.exchange.fence.is_on = is_fenced
@@ -99,7 +100,7 @@ class Gateway:
 
     def configure(self) -> None:
         """What accounts import and map may have changed, as in shards.gateway.gateway."""
-        self.exchange.renew_imports()
+        self.exchange.renew_imports(self._mesh.account_names())
         for account, wanted in self.process.swarm.own_interest().items():
             self.exchange.set_own_interest(account.encode(), {one.encode() for one in wanted})
 

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from gnatswarm.broker import pattern_index
 from gnatswarm.broker.options import Export, Import, Mapping
+from gnatswarm.broker.rules import intersection
 from gnatswarm.router.config.conf_tree import ConfigError
 from gnatswarm.router.config.flags import parse
 from gnatswarm.router.config.options_build import Built, build
@@ -427,3 +429,32 @@ def test_every_limit_of_an_accounts_jetstream_is_known(built: Build) -> None:
     limits = "max_memory: 1G, max_disk: 10485760, streams: 5, max_consumers: -1, max_bytes_required: true"
     limits += ", mem_max_stream_bytes: 1M, store_max_stream_bytes: -1, max_ack_pending: 100, cluster_traffic: owner"
     assert built(f"accounts {{ A {{ jetstream {{ {limits} }} }} }}").options.accounts[0].jetstream
+
+
+MANY = 400
+
+
+@pytest.mark.parametrize("kind", ["service", "stream"])
+@pytest.mark.parametrize("subject", ["s.%d", "s.%d.>", "s.%d.*.x"])
+def test_an_import_is_not_compared_with_all_exports_and_all_imports(
+    built: Build, monkeypatch: pytest.MonkeyPatch, kind: str, subject: str
+) -> None:
+    """There may be ten thousands of both, which a reload has to read while the broker serves."""
+    pairs = []
+
+    def compared(one: bytes, other: bytes) -> bytes | None:
+        pairs.append((one, other))
+        return intersection(one, other)
+
+    monkeypatch.setattr(pattern_index, "intersection", compared)
+    subjects = [subject % n for n in range(MANY)]
+    exports = "\n".join(f"{{ {kind}: {one} }}" for one in subjects)
+    imports = [
+        "\n".join(f"{{ {kind}: {{ account: {exporter}, subject: {one} }} }}" for one in subjects) for exporter in "AB"
+    ]
+    options = built(
+        f"accounts {{ A {{ exports [\n{exports}\n] }}\n B {{ exports [\n{exports}\n]\n imports [\n{imports[0]}\n] }}\n"
+        f"C {{ imports [\n{imports[1]}\n] }}\n}}"
+    ).options
+    assert [len(account.imports) for account in options.accounts] == [0, MANY, MANY]
+    assert 0 < len(pairs) <= 6 * MANY

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+
 from gnatswarm.broker import census
 from gnatswarm.broker.options import Account, Export, Import, Mapping, Options, Permissions, User
 from tests.support.one_shard import Client, OneShard
@@ -69,5 +71,39 @@ async def test_a_revoked_subscription_to_an_imported_stream_gets_nothing_before_
         said = await subscriber.talk(b"PING\r\n")
         assert said.startswith(b'MSG x.s.2 2 0\r\n\r\n-ERR \'Permissions Violation for Subscription to "x.s.1"')
         assert said.count(b"MSG") == said.count(b"-ERR") == 1
+    finally:
+        house.close()
+
+
+async def test_a_reload_changes_accounts_step_by_step_and_each_as_a_whole() -> None:
+    """There may be ten thousands of imports: others are served in between."""
+    n = 50
+
+    def options(tag: str) -> Options:
+        exports = [Export(f"{tag}.{i}", is_service=True) for i in range(n)]
+        exports += [Export(f"{tag}.s.{i}", is_service=False) for i in range(n)]
+        imports = tuple(Import("A", one.subject, one.is_service, to=one.subject) for one in exports)
+        mappings = tuple(Mapping(f"{tag}.m.{i}", ((f"{tag}.n", 100),)) for i in range(n))
+        return Options(
+            accounts=(Account("A", exports=tuple(exports)), Account("B", imports=imports, mappings=mappings))
+        )
+
+    house = OneShard(options("a"))
+    try:
+        there, account = house.shard.imports_exports, house.shard.mesh.account(b"B")
+        changed: set[str] = set()
+        seen = []
+        for _ in there.steps(options("b"), changed):
+            assert account.rules is not None and account.streams is not None
+            seen.append("".join(sorted({one.subject[:1].decode() for one in (*account.rules, *account.streams)})))
+            assert len(account.rules) == 2 * n
+        assert len(seen) > 4 * n  # each service is found, then made; each mapping and stream is made
+        assert [tags for tags, _ in groupby(seen)][:2] == ["a", "ab"] and seen.count(
+            "ab"
+        ) <= n  # rules as a whole, then streams
+        assert changed == {"B"} and account.streams is not None and account.streams[0].subject == b"b.s.0"
+        changed.clear()
+        assert len([*there.steps(options("b"), changed)]) < 2 * n
+        assert not changed
     finally:
         house.close()

@@ -1,0 +1,79 @@
+"""What a reload changes in the process that is connected to other servers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from unittest.mock import Mock
+
+import pytest
+
+from gnatswarm.broker.access.user_index import UserIndex
+from gnatswarm.broker.options import Account, Cluster, Export, Import, Mapping, Options
+from gnatswarm.shards.boundary.control import ServerPort
+from gnatswarm.shards.gateway.gateway import Gateway
+from tests.support.one_shard import OneShard
+
+SERVICE = Account("A", exports=(Export("help", is_service=True),))
+ASKING = Account("B", imports=(Import("A", "help", is_service=True, to="ask"),))
+MAPPED = Account("C", mappings=(Mapping("here", (("there", 100),)),))
+
+
+class Process:
+    """A gateway that is not started, whose exchange notes what it is told to want."""
+
+    def __init__(self, house: OneShard, options: Options) -> None:
+        shard = house.shard
+        self.gateway = Gateway(
+            asyncio.get_running_loop(),
+            shard.reactor,
+            shard.mesh,
+            shard.fence,
+            options,
+            server_id="N",
+            server_name="N",
+            ports={"cluster": ServerPort(-1, "127.0.0.1", 1)} if options.cluster.port else {},
+            clients_at=("127.0.0.1", 4222),
+            websocket_port=0,
+            known_routes=[],
+            next_id=Mock(return_value=1),
+            next_event_number=Mock(return_value=1),
+            tell=Mock(),
+        )
+        self.exchange = self.gateway.exchange
+        self.told: list[tuple[bytes, set[bytes]]] = []
+
+    def reload(self, options: Options) -> None:
+        exchange, told = self.gateway.exchange, self.told
+        self.gateway.exchange = Mock(wraps=exchange)
+        self.gateway.exchange.system_account = exchange.system_account
+        self.gateway.exchange.set_own_interest = lambda account, wanted: told.append((account, wanted))
+        self.gateway.reload(options, UserIndex(), set())
+
+
+@pytest.fixture
+async def house() -> AsyncIterator[OneShard]:
+    house = OneShard(Options())
+    yield house
+    house.close()
+
+
+async def test_a_reload_before_its_start_counts(house: OneShard) -> None:
+    process = Process(house, Options(cluster=Cluster(name="c", port=-1)))
+    process.reload(Options(accounts=(SERVICE, ASKING), cluster=Cluster(name="c", port=-1, routes=("nats://h:1",))))
+    assert (b"B", {b"ask"}) in process.told
+    routes = process.gateway._routes
+    assert routes is not None and routes.cluster.routes == ("nats://h:1",)
+
+
+async def test_only_accounts_that_have_changed_are_told_again(house: OneShard) -> None:
+    """There may be ten thousands of them."""
+    process = Process(house, Options(accounts=(SERVICE, ASKING, MAPPED)))
+    process.reload(Options(accounts=(SERVICE, ASKING, Account("C"))))
+    assert process.told == [(b"C", set())]
+
+
+async def test_an_account_that_is_configured_no_more_wants_nothing(house: OneShard) -> None:
+    process = Process(house, Options(accounts=(SERVICE, ASKING, MAPPED)))
+    process.reload(Options(accounts=(SERVICE,)))
+    assert sorted(process.told) == [(b"B", set()), (b"C", set())]
