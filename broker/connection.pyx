@@ -47,6 +47,7 @@ cdef enum:
     OVERSHOOT_BYTES = 6815744
     # So many operations of one client for which Python is asked, of some 4 µs each, are carried out in a turn.
     MOST_SLOW = 200
+    ALL_SUBS = 0xFFFFFFFF   # at once, whatever it takes
     # Deliveries that are not counted in a turn, of a message or a run.
     FEW_DELIVERIES = 8
 
@@ -878,13 +879,14 @@ cdef class ClientConnection(Peer):
                 self.sublist.remove(sub, &self.touched)
                 self.close(CLOSE_READ_ERROR)
                 return 0
-            if unlikely(self.sublist.streams is not None):
+            if unlikely(self.sublist.stream_imports is not None):
                 if self.shadows is None:
                     self.shadows = Shadows()
                 if self.shadows.cast(self.sublist, sub, op.subject.at[:op.subject.size],
                                      op.queue.at[:op.queue.size] if op.queue.size else b'', &self.touched):
                     self.end_subscription(sub)   # not half of it: it would hear nothing of that import
                     return self.fail(errors.InvalidSubject())
+                note_matching(self)
             # Siblings may have been told of this interest for somebody else, and not have heard it yet.
             self.touched |= self.fence.unheard()
         self.ok()
@@ -901,6 +903,7 @@ cdef class ClientConnection(Peer):
                 self.end_subscription(sub)
             else:
                 self.retire(sub)
+            note_matching(self)
         self.ok()
         return 0
 
@@ -1062,18 +1065,17 @@ cdef class ClientConnection(Peer):
         cdef uint8_t[MOST_KEY_BYTES + SLACK] subject
         cdef const uint8_t *queue
         cdef size_t size, queue_size
+        cdef uint64_t most_steps = match_steps + MOST_MATCHING   # for what they get of other accounts
         cdef list ended = []
         cdef Sub *sub
         cdef uint32_t at
         if self.ending == ENDING_NONE:
             return ended
-        if self.ending == ENDING_RENEWED and self.sublist.streams is not None:   # some us for each
-            most = max(<uint32_t>1, most // (1 + <uint32_t>len(self.sublist.streams)))
         while self.subs.slots != NULL and self.end_at <= self.subs.mask:   # (a table that is empty has no slots)
             if not self.subs.slots[self.end_at]:
                 self.end_at += 1
                 continue
-            if most == 0:
+            if most == 0 or match_steps > most_steps:
                 merge_freed()
                 return ended
             most -= 1
@@ -1167,11 +1169,13 @@ cdef class ClientConnection(Peer):
         self.fail(error)
         out_call(&self.out)
 
-    def leave(self, uint32_t most_subs=0xFFFFFFFF) -> bool:
+    def leave(self, uint32_t most_subs=ALL_SUBS) -> bool:
         """The socket is closed: remove what the engine has of this client.
 
-        False: more than `most_subs` subscriptions were left, so call it again (a million take half a second).
+        False: more than `most_subs` subscriptions were left, or their ends cost as much, so call it again (a million
+        take half a second).
         """
+        cdef uint64_t most_steps = match_steps + MOST_MATCHING if most_subs != ALL_SUBS else <uint64_t>-1
         if self.out.close_reason == CLOSE_NONE:
             self.out.close_reason = CLOSE_CLIENT_CLOSED
         out_release(&self.out)
@@ -1182,7 +1186,7 @@ cdef class ClientConnection(Peer):
         self.forget_input()   # the session of a closed client is kept for /connz, and this with it
         while self.subs.slots != NULL and self.left_at <= self.subs.mask:
             if self.subs.slots[self.left_at]:
-                if most_subs == 0:
+                if most_subs == 0 or match_steps > most_steps:
                     merge_freed()
                     return False
                 most_subs -= 1

@@ -172,7 +172,7 @@ cdef Sub *put_subscription(ClientConnection client, frozen) except NULL:
     if not table_insert(&client.subs, &sub.key):
         client.sublist.remove(sub, &client.touched)
         raise MemoryError
-    if client.sublist.streams is not None:
+    if client.sublist.stream_imports is not None:
         if client.shadows is None:
             client.shadows = Shadows()
         client.shadows.cast(client.sublist, sub, subject, queue, &client.touched)

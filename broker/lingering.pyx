@@ -54,7 +54,7 @@ cdef class Formers:
         former.sub = copy
         former.subject = at[:size]
         former.queue = queue
-        if sublist.streams is not None:
+        if sublist.stream_imports is not None:
             former.shadows = Shadows()
             former.shadows.cast_former(sublist, copy, former.subject, queue, &told)
         former.sid = (<uint8_t *>copy + sizeof(Sub))[:copy.key.size]
@@ -66,7 +66,7 @@ cdef class Formers:
         cdef StreamImport stream
         cdef bytes wanted
         found = [(former.sublist.account, former.subject)]
-        for item in former.sublist.streams or ():
+        for item in former.sublist.streams_meeting(former.subject) if former.sublist.stream_imports is not None else ():
             stream = <StreamImport>item
             wanted = stream.wanted(former.subject)
             if wanted is not None:

@@ -344,7 +344,7 @@ cdef class ServerLink(Peer):
                                      self.weighed(sublist, op) if wanted else 0)
         else:
             sublist.set_remote(self.slot, at, size, wanted)
-        if self.account is not None and unlikely(sublist.streams is not None) and not is_loop_subject(at, size):
+        if self.account is not None and unlikely(sublist.stream_imports is not None) and not is_loop_subject(at, size):
             if self.exchange.follow_streams(
                     self.slot, op.subject.at[:size], op.queues[0].at[:op.queues[0].size] if op.n_queues else b"",
                     0 if not wanted else op.members if op.n_queues else 1):

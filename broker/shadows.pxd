@@ -26,3 +26,4 @@ cdef class Shadows:
     cdef int forget_entries(self) except -1
     # Removes them at the subscription's end.
     cdef int drop(self, Sub *sub, uint64_t *told) except -1
+    cdef int end(self, cast, uint64_t *told) except -1

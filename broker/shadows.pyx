@@ -7,7 +7,12 @@ clients of accounts with stream imports; a SUB there costs some 2 µs for each i
 """
 
 from gnatswarm.broker.rules cimport StreamImport
+from gnatswarm.broker.sublist cimport count_steps
 from gnatswarm.broker.table cimport MOST_KEY_BYTES
+
+cdef enum:
+    STEPS_A_LOOK = 15     # for an import that may overlap
+    STEPS_A_SHADOW = 50   # for a Shadow that begins, or ends
 
 
 cdef class Shadows:
@@ -30,9 +35,11 @@ cdef class Shadows:
         cdef void *renaming
         cdef Sub *shadow
         cdef bytes wanted
+        cdef list streams = sublist.streams_meeting(subject)
         cdef list cast = None
         cdef int n_unheard = 0
-        for item in sublist.streams:
+        count_steps(len(streams) * STEPS_A_LOOK)
+        for item in streams:
             stream = <StreamImport>item
             wanted = stream.wanted(subject)
             if wanted is None:
@@ -48,6 +55,7 @@ cdef class Shadows:
             shadow = exporter.insert_shadow(sub, renaming, wanted, len(wanted), queue, len(queue), told)
             if shadow == NULL:
                 raise MemoryError
+            count_steps(STEPS_A_SHADOW)
             if cast is None:
                 cast = self.cast_by[<size_t>sub] = []
             cast.append((<size_t>shadow, stream))   # keeps the renaming alive
@@ -56,10 +64,9 @@ cdef class Shadows:
     cdef int renew(self, Sublist sublist, Sub *sub, bytes subject, bytes queue, uint64_t *told) except -1:
         cdef int n_unheard = 0
         before = self.cast_by.pop(<size_t>sub, ())
-        if sublist.streams is not None:
+        if sublist.stream_imports is not None:
             n_unheard = self.cast(sublist, sub, subject, queue, told)
-        for address, stream in before:   # now: interest that goes on must not end in between
-            (<StreamImport>stream).exporter.remove(<Sub *><size_t>address, told)
+        self.end(before, told)   # now: interest that goes on must not end in between
         return n_unheard
 
     cdef int forget_entries(self) except -1:
@@ -68,7 +75,12 @@ cdef class Shadows:
         return 0
 
     cdef int drop(self, Sub *sub, uint64_t *told) except -1:
-        for address, stream in self.cast_by.pop(<size_t>sub, ()):
+        self.end(self.cast_by.pop(<size_t>sub, ()), told)
+        return 0
+
+    cdef int end(self, cast, uint64_t *told) except -1:
+        count_steps(len(cast) * STEPS_A_SHADOW)
+        for address, stream in cast:
             (<StreamImport>stream).exporter.remove(<Sub *><size_t>address, told)
         return 0
 

@@ -78,7 +78,9 @@ cdef class Sublist(Interest):
     cdef uint32_t room_found
     # what the configuration says about other accounts, and about subjects of this one: see rules.pxd
     cdef public bint traces_parents  # a header `traceparent` may ask for a trace
-    cdef public list streams         # StreamImports, or None
+    cdef list stream_imports         # StreamImports, or None: see the property `streams`
+    cdef object streams_here         # a PatternIndex of many of them by the subjects here, and
+    cdef object streams_there        # … one by those of their exporters; None: not needed yet
     cdef readonly list rules         # Mappings and ServiceImports, or None
     cdef Sublist rule_patterns       # whose "subscriptions" are the rules' subjects; max_msgs is the rule's number
     cdef uint32_t n_mappings         # the first of the rules
@@ -117,6 +119,10 @@ cdef class Sublist(Interest):
     # The rules that a subject meets, in rule_patterns; NULL: none. VALID UNTIL THE NEXT BUILD THERE.
     cdef Entry *rules_for(self, const uint8_t *subject, size_t size) noexcept
     cdef void fill_rules(self, Entry *entry, const Entry *met) noexcept
+    # Those of the stream imports whose subjects here share some with this one; all, where there are few.
+    cdef list streams_meeting(self, bytes subject)
+    # The same for a literal subject of an exporter.
+    cdef list streams_from(self, bytes subject)
     # The sibling or this shard (`is_own`) that made up a reply subject; -1: none did.
     cdef int maker_of(self, const uint8_t *subject, size_t size, bint *is_own) noexcept
     # Reply subjects with this prefix lead elsewhere.

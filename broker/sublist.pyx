@@ -21,6 +21,7 @@ import os
 
 cdef enum:
     MOST_EXPECTED_BYTES = 128   # of a subject that is looked at before its line is read
+    FEW_STREAMS = 16            # a look at each import takes no longer than an index of them
 
 # In place of counters of changes until there is one: most of the accounts, maybe ten thousands, have no such patterns.
 cdef uint64_t[SECOND_TOKEN_SLOTS + 1] UNCHANGED
@@ -32,6 +33,12 @@ step_cost = 1
 cdef void count_steps(uint64_t n) noexcept nogil:
     global match_steps
     match_steps += n
+
+
+cdef index_of(list patterns):
+    from gnatswarm.broker.pattern_index import PatternIndex
+
+    return PatternIndex(patterns)
 
 
 cdef class Sublist(Interest):
@@ -293,6 +300,30 @@ cdef class Sublist(Interest):
         if not 0 <= maker < MOST_SHARDS or memcmp(subject + 4, own + 4, 2) == 0:   # the latter: of who was here before
             return -1
         return maker
+
+    @property
+    def streams(self):
+        """The StreamImport objects of this account, or None."""
+        return self.stream_imports
+
+    @streams.setter
+    def streams(self, list imports):
+        self.stream_imports = imports
+        self.streams_here = self.streams_there = None
+
+    cdef list streams_meeting(self, bytes subject):
+        if len(self.stream_imports) <= FEW_STREAMS:
+            return self.stream_imports
+        if self.streams_here is None:
+            self.streams_here = index_of([(one.local_subject, one) for one in self.stream_imports])
+        return self.streams_here.meeting(subject)
+
+    cdef list streams_from(self, bytes subject):
+        if len(self.stream_imports) <= FEW_STREAMS:
+            return self.stream_imports
+        if self.streams_there is None:
+            self.streams_there = index_of([(one.subject, one) for one in self.stream_imports])
+        return self.streams_there.around(subject)
 
     def set_rules(self, list mappings not None, list imports not None):
         """Mapping and ServiceImport objects that hold from here on, and no others."""

@@ -17,6 +17,7 @@ from gnatswarm.broker.errors import (
     UnknownProtocolOperation,
 )
 from gnatswarm.broker.limits import Limits
+from gnatswarm.broker.rules import StreamImport
 from tests.support import patterns
 from tests.support.engine import NO_ECHO, NO_RESPONDERS, QUIET, WITH_HEADERS, Engine, frames
 
@@ -438,6 +439,48 @@ def test_others_have_their_turn_while_requests_find_nobody_and_many_listen_to_th
     asker.feed(b"SUB inbox 9\r\n" + b"PUB nobody inbox 0\r\n\r\n" * 300)
     assert asker.take().count(b"503") == 300
     assert asker.session.turns >= 300 * 2000 // 100_000
+
+
+class Importing:
+    """A client whose account imports streams of these subjects; `exporter` is the account that they are of."""
+
+    def __init__(self, subjects: list[bytes]) -> None:
+        engine = Engine(shard=0)
+        mesh = engine.probe.mesh
+        assert mesh is not None
+        self.exporter, importer = mesh.account(b"E"), mesh.account(b"I")
+        importer.streams = [StreamImport(self.exporter, subject, subject) for subject in subjects]
+        self.client = engine.client()
+        self.client.connection.enter(importer, None)
+
+
+def test_a_subscription_is_compared_with_few_of_many_imported_streams():
+    importing = Importing([b"s.%d.*" % n for n in range(2000)])
+    client = importing.client
+    client.feed(b"".join(b"SUB s.%d.x %d\r\n" % (sid, sid) for sid in range(400)) + b"PING\r\n")
+    assert client.take() == b"PONG\r\n" and client.session.turns == 0
+    assert importing.exporter.n_subs == 400
+
+
+def test_others_have_their_turn_while_subscriptions_to_many_imported_streams_begin_and_end():
+    importing = Importing([b"s.%d" % n for n in range(2000)])
+    exporter, client = importing.exporter, importing.client
+    client.feed(b"".join(b"SUB > %d\r\n" % sid for sid in range(10)))
+    assert exporter.n_subs == 20_000
+    begun, client.session.turns = client.session.turns, 0
+    client.feed(b"".join(b"UNSUB %d\r\n" % sid for sid in range(10)))
+    assert exporter.n_subs == 0
+    assert begun >= 10 and client.session.turns >= 5
+
+
+def test_who_subscribes_to_many_imported_streams_is_let_go_in_turns():
+    importing = Importing([b"s.%d" % n for n in range(2000)])
+    client = importing.client
+    client.feed(b"".join(b"SUB > %d\r\n" % sid for sid in range(10)))
+    turns = 1
+    while not client.connection.leave(1000):
+        turns += 1
+    assert turns >= 5 and importing.exporter.n_subs == 0
 
 
 def test_others_have_their_turn_while_subjects_meet_many_subscriptions_that_get_nothing(engine):
