@@ -456,12 +456,13 @@ def _lend(request: pytest.FixtureRequest, base: dict[str, object], **own: object
     _note(request, broker, broker.lines_logged)
     with _failing():
         try:
-            shards = broker.shard_count()
+            shards, moment = broker.shard_count(), broker.next_client_id()
         except api.BrokerFailed:
             if not _ends(broker):
                 raise
-            shards = _started(broker).shard_count()
-        options, starts, moment = broker.options, broker.starts, broker.next_client_id()
+            _started(broker)
+            shards, moment = broker.shard_count(), broker.next_client_id()
+        options, starts = broker.options, broker.starts
     yield broker
     with _failing():
         try:

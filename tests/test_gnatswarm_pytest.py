@@ -195,6 +195,40 @@ def test_kills_it(gnatswarm, n):
     run(pytester, text).assert_outcomes(passed=3)
 
 
+def test_a_killed_broker_that_still_answers_is_started_again(pytester: pytest.Pytester):
+    """Its processes end one after the other."""
+    text = publishing("""
+import signal
+from gnatswarm import BrokerProcess
+
+about_to_end = []
+count = BrokerProcess.shard_count
+
+def last_answer(broker):
+    found = count(broker)
+    if about_to_end:
+        about_to_end.clear()
+        os.kill(broker.pid, signal.SIGKILL)
+        while broker.is_running:
+            pass
+    return found
+
+BrokerProcess.shard_count = last_answer
+
+@pytest.fixture
+def killed():
+    about_to_end.append(True)
+
+def test_before(gnatswarm):
+    publish(gnatswarm, "a")
+
+def test_it(killed, gnatswarm):
+    publish(gnatswarm, "a")
+    assert not about_to_end
+""")
+    run(pytester, text).assert_outcomes(passed=2)
+
+
 def test_a_client_serves_in_the_event_loop_of_its_test(pytester: pytest.Pytester):
     text = """
 import pytest
