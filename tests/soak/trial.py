@@ -84,6 +84,7 @@ class Trial:
     rounds: int = 0
     done: dict[str, int] = field(default_factory=dict)
     loses_windows: bool = False  # statistics could not be written for a while
+    _read_log: int = 0
 
     def tell(self, text: str) -> None:
         self.told.append(f"{time.monotonic():.3f} {text}")
@@ -169,6 +170,7 @@ class Trial:
 
     async def _settle(self, remains: Remains) -> None:
         """The broker is whole again, everybody talks, and nothing is missing when all are quiet."""
+        await self._follow_advice()
         await remains.wait_whole(WHOLE_WITHIN_S)
         await self.progress()
         await self._quieten()
@@ -179,6 +181,13 @@ class Trial:
         await remains.check(WHOLE_WITHIN_S)
         for talker in self.talkers:
             talker.is_quiet = False
+
+    async def _follow_advice(self) -> None:
+        """A new shard that cannot start, as without a file that may grow, is given up until the operator scales again."""
+        lines = self.broker.log.lines
+        read, self._read_log = self._read_log, len(lines)
+        if any("cannot start, the broker goes on without it" in line for line in lines[read:]):
+            await happenings.scaled(self, self.world.shards)
 
     async def _quieten(self) -> None:
         """Nobody has anything on its way any more: all have ended what they were at, and are fenced since."""
