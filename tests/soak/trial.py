@@ -183,7 +183,7 @@ class Trial:
             talker.is_quiet = False
 
     async def _follow_advice(self) -> None:
-        """A new shard that cannot start, as without a file that may grow, is given up until the operator scales again."""
+        """A new shard that cannot start, as without a file that may grow, is given up until somebody scales again."""
         lines = self.broker.log.lines
         read, self._read_log = self._read_log, len(lines)
         if any("cannot start, the broker goes on without it" in line for line in lines[read:]):
