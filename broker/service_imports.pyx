@@ -22,6 +22,7 @@ from gnatswarm.broker.word cimport SLACK, hash_bytes, likely, unlikely
 import base64
 import json
 import os
+from itertools import islice
 
 from gnatswarm.broker import message_trace, service_latency
 from gnatswarm.broker.due_replies import DueReply
@@ -112,11 +113,12 @@ cdef class ServiceImports(AccountGate):
         if self.measured and not (self.reroutes is not None and self.reroutes.mesh.out_of_step):
             self.look_for_lost_interest()
 
-    def on_client_gone(self, uint64_t cid):
-        """Nobody waits for the replies to its requests any more."""
-        for reply in list(self.measured.get(cid, ())):
+    def on_client_gone(self, uint64_t cid, most) -> bool:
+        """Nobody waits for the replies to its requests any more. False: there were more, so call it again."""
+        for reply in list(islice(self.measured.get(cid, ()), most)):
             self.report((<Response>self.lane_of(reply)[reply]).measured, service_latency.REQUESTOR_GONE, None, 0)
             self.forget(reply)
+        return cid not in self.measured
 
     # ---- called by users of fan-out
 

@@ -52,6 +52,8 @@ logger = logging.getLogger("gnatswarm.shard")
 LAG_FADES = 0.9
 # Accepting is tried again this long after an error, such as no free descriptors; as in nats-server.
 ACCEPT_AGAIN_S = 1.0
+# So many requests of a client that is gone are forgotten in one turn, with an event for each: some 10 us.
+FORGOTTEN_AT_ONCE = 500
 
 
 def _shortest_ping_interval_s(options: Options) -> float:
@@ -301,8 +303,13 @@ class Shard:
         )
 
     def _on_client_closed(self, session: ClientSession) -> None:
-        self.imports_exports.service_imports.on_client_gone(session.connection.cid)
+        self._forget_requests(session.connection.cid)
         self._tell_client_closed(session)
+
+    def _forget_requests(self, cid: int) -> None:
+        """Others are served between the ends of a client's requests to measured services."""
+        if not self.imports_exports.service_imports.on_client_gone(cid, FORGOTTEN_AT_ONCE):
+            self._loop.call_soon(self._forget_requests, cid)
 
     def _sweep(self) -> None:
         now_s = self._loop.time()

@@ -455,7 +455,7 @@ def test_latency_is_measured_from_the_request_on(made):
     assert [(one.account, one.subject, one.cid, status, us) for one, status, us in events] == [
         (b"A", b"took", asker.connection.cid, REPLIED, 700)
     ]
-    made.imports[NEW].on_client_gone(asker.connection.cid)
+    made.imports[NEW].on_client_gone(asker.connection.cid, 1)
     assert [status for _, status, _ in events] == [REPLIED, REQUESTOR_GONE]
     made.mesh.close()
 

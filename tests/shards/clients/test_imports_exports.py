@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from itertools import groupby
 
+import pytest
+
 from gnatswarm.broker import census
 from gnatswarm.broker.options import Account, Export, Import, Mapping, Options, Permissions, User
+from gnatswarm.shards import shard
 from tests.support.one_shard import Client, OneShard
 from tests.support.turns import until
 
@@ -43,6 +46,35 @@ async def test_a_request_without_a_reply_is_forgotten_after_the_threshold() -> N
         await requestor.talk(b"SUB inbox 1\r\nPUB help inbox 1\r\n?\r\nPING\r\n")
         assert b"MSG help 1 _R_." in await responder.wait(b"?\r\n")
         await until(lambda: not house.shard.imports_exports.service_imports.waiting)
+    finally:
+        house.close()
+
+
+async def test_measured_requests_of_a_client_that_is_gone_are_forgotten_in_turns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Thousands take a while, and nobody else is served in between."""
+    monkeypatch.setattr(shard, "FORGOTTEN_AT_ONCE", 3)
+    service = Account("A", exports=(Export("help", is_service=True, latency_subject="took"),))
+    asking = Account("B", imports=(Import("A", "help", is_service=True, to="help"),))
+    users = tuple(User(name, "p", account=account) for name, account in (("a", "A"), ("b", "B")))
+    house = OneShard(Options(accounts=(service, asking), users=users))
+    left = []
+    forget, imports = house.shard._forget_requests, house.shard.imports_exports.service_imports
+
+    def one_turn(cid: int) -> None:
+        forget(cid)
+        left.append(imports.waiting)
+
+    house.shard._forget_requests = one_turn  # type: ignore[method-assign]
+    try:
+        responder, requestor = await logged_in(house, b"a", b"b")
+        await responder.talk(b"SUB help 1\r\nPING\r\n")
+        await requestor.talk(b"SUB inbox 1\r\n" + b"PUB help inbox 1\r\n?\r\n" * 10 + b"PING\r\n")
+        assert imports.waiting == 10
+        requestor.close()
+        await until(lambda: not imports.waiting)
+        assert left == [7, 4, 1, 0]
     finally:
         house.close()
 
