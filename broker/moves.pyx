@@ -24,7 +24,7 @@ from gnatswarm.broker.outbuf cimport (
 from gnatswarm.broker.mesh cimport MeshWork
 from gnatswarm.broker.peer cimport HOLD_MOVE, HOLD_STALL, Peer
 from gnatswarm.broker.subject cimport SUBJECT_BAD, subject_kind
-from gnatswarm.broker.sublist cimport Sublist
+from gnatswarm.broker.sublist cimport MOST_MATCHING, Sublist, match_steps
 from gnatswarm.broker.table cimport slot_item, table_find
 from gnatswarm.broker.word cimport SLACK, hash_bytes
 
@@ -447,6 +447,8 @@ cdef class Leaving(Batch):
         cdef ClientConnection client = written.client
         cdef Sub *sub
         cdef list ending = []
+        cdef uint32_t n_ended = 0
+        cdef uint64_t most_steps = match_steps + MOST_MATCHING   # for what they got of other accounts
         cdef uint32_t slot = self.at, looks = most * LOOKED_AT
         while client.subs.slots != NULL and slot <= client.subs.mask and <uint32_t>len(ending) < most and looks:
             sub = <Sub *>slot_item(client.subs.slots[slot])
@@ -461,9 +463,12 @@ cdef class Leaving(Batch):
             self.at = ALL if client.subs.slots == NULL or slot > client.subs.mask else slot
         client.out.moving = MOVING_GONE
         for address in ending:
+            if match_steps > most_steps:
+                break
             self.end_one(written, <Sub *><size_t>address)
+            n_ended += 1
         client.out.moving = MOVING_OUT   # until the last has ended: a client that goes meanwhile is kept
-        return <uint32_t>len(ending)
+        return n_ended
 
     cdef int end_members(self, Written written, list sids) except -1:
         """End these subscriptions of a client, which are in queue groups."""
@@ -676,6 +681,7 @@ cdef class Arriving(Batch):
         cdef Moves moves = self.moves
         cdef ClientConnection client
         cdef uint32_t most = moves.slice_subs
+        cdef uint64_t most_steps = match_steps + MOST_MATCHING   # for what they get of other accounts
         try:
             if self.part is None:
                 self.part = records.decoded_offer(self.todo[len(self.todo) - 1])
@@ -690,7 +696,7 @@ cdef class Arriving(Batch):
             if self.coming is not None:
                 client = <ClientConnection>self.clients[self.coming.cid]
                 while self.at < <uint32_t>len(self.coming.subscriptions):
-                    if most == 0:
+                    if most == 0 or match_steps > most_steps:
                         return 0
                     most -= 1
                     self.subscribe(client, records.decoded_subscription(self.coming.subscriptions[self.at]))

@@ -16,6 +16,7 @@ from gnatswarm.broker.errors import CloseReason
 from gnatswarm.broker.frozen import FrozenClient, OfferedClient, RecordRefused
 from gnatswarm.broker.limits import Limits
 from gnatswarm.broker.permissions import Permissions
+from gnatswarm.broker.rules import StreamImport
 from tests.support.engine import NO_ECHO, NO_RESPONDERS, QUIET, EngineClient, frames
 from tests.support.mesh import Mesh
 
@@ -652,6 +653,29 @@ def test_a_client_with_many_subscriptions_moves_in_many_turns(ends):
     assert got == {"0": 3, "2": 2, "4": 2, "249": 2, "100": 1 + written + ended + settled}
     assert client.connection.subscriptions == 247
     assert mesh.engines[OLD].probe.sublist.n_subs == 0
+    mesh.close()
+
+
+def test_a_client_with_many_subscriptions_to_imported_streams_moves_in_many_turns():
+    moving = Stepwise()
+    mesh = moving.mesh
+    client = mesh.clients[0]
+    for engine in mesh.engines.values():
+        accounts = engine.probe.mesh
+        assert accounts is not None
+        exporter = accounts.account(b"E")
+        accounts.account(b"$G").streams = [StreamImport(exporter, b"s.%d" % n, b"s.%d" % n) for n in range(2000)]
+    client.feed(b"".join(b"SUB > %d\r\n" % sid for sid in range(10)))
+    mesh.settle()
+    moving.begin(client)
+    turns = dict.fromkeys(mesh.engines, 0)
+    for _ in range(100):
+        for shard in mesh.engines:
+            turns[shard] += moving.go_on(shard)
+        mesh.settle()
+        moving.deliver()
+    assert client.engine is mesh.engines[NEW] and client.connection.subscriptions == 10
+    assert turns[OLD] >= 5 and turns[NEW] >= 5
     mesh.close()
 
 
