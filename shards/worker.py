@@ -149,8 +149,7 @@ class Worker:
                 except Exception as error:
                     if not _is_refusal(error):
                         raise
-                    logger.error("cannot start: %s", error)
-                    self._finish(1)  # it is tried again soon
+                    self._fatal(str(error), may_pass=True)
             case control.LinkedShards(shards):
                 if self._host is not None:
                     self._host.on_linked_shards(shards)
@@ -271,8 +270,8 @@ class Worker:
         """Send to the present router; while there is none, nobody: `Resumed` says what counts."""
         self._channel.send(message)
 
-    def _fatal(self, reason: str) -> None:
-        self._channel.send(control.Fatal(reason))
+    def _fatal(self, reason: str, *, may_pass: bool = False) -> None:
+        self._channel.send(control.Fatal(reason, may_pass))
         self._finish(1)
 
     def _finish(self, code: int) -> None:

@@ -389,7 +389,7 @@ def _headroom(state: ShardState, event: Event, now: float) -> Result:
 
 def _fatal(state: ShardState, event: Event, now: float) -> Result:
     assert isinstance(event, Fatal)
-    return _kill(_with(state, fatal_reason=event.reason), event.reason)
+    return _kill(_with(state, fatal_reason="" if event.may_pass else event.reason), event.reason)
 
 
 def _drained(state: ShardState, event: Event, now: float) -> Result:

@@ -19,7 +19,7 @@ from gnatswarm.shards.boundary.rows import Query
 
 # Increased with every change of a message. Router and shards come from one installation; versions differ when that was
 # upgraded under a running broker. The shard then reports it and does not start.
-CONTROL_VERSION = 27
+CONTROL_VERSION = 28
 
 # The process that is connected to other servers has this number among the shards.
 GATEWAY_NUMBER = 63
@@ -274,9 +274,10 @@ class Pong(ControlMessage, frozen=True):
 
 
 class Fatal(ControlMessage, frozen=True):
-    """I cannot run, and a restart would fail in the same way."""
+    """I cannot run, and a restart would fail in the same way, or not (`may_pass`): it is to be tried again soon."""
 
     reason: str
+    may_pass: bool = False
 
 
 class Reloaded(ControlMessage, frozen=True):
