@@ -10,6 +10,7 @@
 cimport cython
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
+from gnatswarm.broker.connection cimport ClientConnection
 from gnatswarm.broker.fanout cimport Fanout
 from gnatswarm.broker.outbuf cimport OutBuf, Outbox, iovec
 from gnatswarm.broker.peer cimport Peer
@@ -80,7 +81,7 @@ cdef class Reactor:
     cdef uint8_t *shared               # the read buffer
     cdef list sources                  # every Source that is open
     cdef list gone                     # Sources closed in this round
-    cdef list leaving                  # gone clients whose subscriptions are being taken out, slice by slice
+    cdef object leaving                # a deque of gone clients whose subscriptions are being taken out
     cdef list held                     # Sockets whose peers wait for a slow receiver
     cdef Round round
     cdef Source due                    # … who that is: a ShortTimer
@@ -107,6 +108,8 @@ cdef class Reactor:
     cdef int attend(self) except -1
     cdef void flush_dirty(self) noexcept
     cdef int finish_round(self) except -1
+    cpdef release(self, ClientConnection client)
+    cdef int go_on_leaving(self) except -1
     cdef int settle(self) except -1
     cdef int resume_held(self) except -1
     # Tells the engine the time.

@@ -12,6 +12,7 @@ ctypedef struct Round:
     bint has_accepted        # a new connection is about to send something
     bint is_due              # somebody is to be called in the next round, which is to come at once
     uint64_t opening_us      # spent on handshakes
+    uint32_t may_leave       # so many subscriptions of clients that go may still be taken out
 
 
 cdef class Source:
