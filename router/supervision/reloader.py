@@ -157,10 +157,8 @@ class Reloader:
         try:
             options, users = await _in_thread(partial(_read, self._reparse, self._broker.options))
         except ConfigError as error:
-            from gnatswarm.router.config.excerpt import with_lines
-
             log.error("Failed to reload server configuration: %s", error)
-            return ReloadOutcome(tuple(with_lines(error).splitlines()) or (type(error).__name__,))
+            return ReloadOutcome(tuple(_shown(error).splitlines()) or (type(error).__name__,))
         except (ListenError, OSError, ValueError) as error:
             log.error("Failed to reload server configuration: %s", error)
             return ReloadOutcome(tuple(str(error).splitlines()) or (type(error).__name__,))
@@ -226,6 +224,16 @@ class Reloader:
             problems.append(problem)
         changes = reloaded.live if self._broker.options is read else diff(old, self._broker.options).live
         return ReloadOutcome(answer=ReloadAnswer(changes, tuple(problems)))
+
+
+def _shown(error: ConfigError) -> str:
+    """With the lines of the file, if there is a descriptor to read them, and the module that does it."""
+    try:
+        from gnatswarm.router.config.excerpt import with_lines
+
+        return with_lines(error)
+    except OSError:
+        return str(error)
 
 
 def _read(reparse: Callable[[Options], Options], instead_of: Options) -> tuple[Options, list[bytes]]:

@@ -82,6 +82,7 @@ cdef class Reactor:
     cdef list sources                  # every Source that is open
     cdef list gone                     # Sources closed in this round
     cdef object leaving                # a deque of gone clients whose subscriptions are being taken out
+    cdef list links                    # Sockets of others than clients
     cdef list held                     # Sockets whose peers wait for a slow receiver
     cdef Round round
     cdef Source due                    # … who that is: a ShortTimer
@@ -101,6 +102,9 @@ cdef class Reactor:
     cdef int serve(self, epoll_event *events, int n) except -1
     cdef int serve_ready(self, epoll_event *events, int n) except -1
     cdef int serve_events(self, epoll_event *events, int n) except -1
+    cdef void pace(self, int n) noexcept
+    cdef void read_less(self, Peer peer, iovec *part) noexcept
+    cdef int serve_links(self) except -1
     cdef int give_up(self, Socket socket) except -1
     # Call its on_event(0) in the next round; None: nobody's.
     cdef void set_due(self, Source source) noexcept

@@ -75,6 +75,11 @@ cdef enum:
     BUSY_ROUND_BYTES = 16384        # after a round that read this much, another follows before the event loop,
     MOST_TURN_US = 2000             # for at most this long
     MOST_UNSETTLED_BYTES = 2097152  # read in one round before what they caused is sent: bounds its latency
+    # A round that lasts this long ends, and those that have not been served come first in the next: the loop, links and
+    # clients with little are not to wait for thousands with much.
+    ROUND_US = 20000
+    FEW_BYTES = 2048                # read of each client at least
+    LOOK_BYTES = 32768              # after so much, a look at the clock
     LINGER_US = 1000000             # a peer that was sent an error has this long to read it
     FIN_BYTES = 1                   # what shutdown() adds to the unacknowledged bytes
     # Where in a page the read buffer begins. The kernel copies with "rep movsb", which takes up to three times as long
@@ -163,13 +168,16 @@ cdef class Socket(Source):
         if n == 0:
             self.arm(self.armed & ~<uint32_t>EPOLLIN)
             return 0
+        if unlikely(reactor.round.most_bytes < <uint32_t>READ_BYTES):
+            reactor.read_less(peer, &parts[n - 1])
         if likely(n == 1):
             got = recv(self.fd, parts[0].iov_base, parts[0].iov_len, 0)
         else:
             got = readv(self.fd, parts, n)
         if likely(got > 0):
             reactor.round.bytes_read += got
-            note_read(self, got)
+            if likely(got != reactor.round.most_bytes or got == READ_BYTES):   # (else there may be more)
+                note_read(self, got)
             if unlikely(reactor.is_tracing):
                 self.show_read(parts, n, got)
             peer.received(reactor.shared, READ_BYTES, got)
@@ -440,6 +448,9 @@ cdef class Reactor:
         self.sources = []
         self.gone = []
         self.leaving = deque()
+        self.links = []
+        self.round.most_events = MOST_EVENTS
+        self.round.most_bytes = READ_BYTES
         self.held = []
         self.shared = read_buffer()
         self.fd = epoll_create1(EPOLL_CLOEXEC)
@@ -482,6 +493,8 @@ cdef class Reactor:
         """Remove it from the list; it stays alive until the round is over."""
         cdef Source last = self.sources.pop()
         self.gone.append(source)
+        if isinstance(source, Socket) and not isinstance((<Socket>source).peer, ClientConnection):
+            self.links.remove(source)
         if last is not source:
             self.sources[source.at] = last
             last.at = source.at
@@ -503,6 +516,8 @@ cdef class Reactor:
         socket.owner = owner
         socket.opened_us = socket.habit.read_us = socket.used_us = self.box.now_us
         self.add(socket, fd, EPOLLIN)
+        if not isinstance(peer, ClientConnection):
+            self.links.append(socket)
         peer.out.owner = <void *>socket
         peer.out.taken_us = self.box.now_us
         self.newest = socket
@@ -535,14 +550,14 @@ cdef class Reactor:
         return socket
 
     cpdef release(self, ClientConnection client):
-        """Take the subscriptions of a client out that this reactor serves no more: not more than others can wait for."""
+        """Take the subscriptions of a client out that this reactor serves no more: as many as others can wait for."""
         cdef uint32_t most = 0 if self.leaving else self.round.may_leave   # (who went before comes first)
         self.round.may_leave -= min(self.round.may_leave, client.subs.count)
         if not client.leave(most):
             self.leaving.append(client)
 
     cdef int go_on_leaving(self) except -1:
-        """Take out subscriptions of clients that have gone, for a while; another round comes at once if there are more."""
+        """Take out subscriptions of clients that have gone, for a while. If there are more, a round comes at once."""
         cdef uint64_t until_us = monotonic_us() + (LEAVE_US if self.has_wait else LEAVE_LATER_US)
         while self.leaving:
             if (<ClientConnection>self.leaving[0]).leave(LEAVE_FEW):
@@ -566,7 +581,7 @@ cdef class Reactor:
             now = self.box.now_us
             if started == 0:
                 started = now
-            n = epoll_wait(self.fd, events, MOST_EVENTS, 0)
+            n = epoll_wait(self.fd, events, self.round.most_events, 0)
             if n <= 0:
                 break
             self.serve_ready(events, n)
@@ -595,9 +610,13 @@ cdef class Reactor:
         return 0
 
     cdef int serve_events(self, epoll_event *events, int n) except -1:
-        cdef size_t settled = 0
+        cdef uint64_t until_us = self.box.now_us + ROUND_US
+        cdef size_t settled = 0, looked = 0
         cdef Source source = None
         cdef int i = 0
+        self.round.is_cut = False
+        if unlikely(self.round.most_bytes < <uint32_t>READ_BYTES):
+            self.serve_links()
         while i < n:
             try:
                 while i < n:
@@ -608,10 +627,17 @@ cdef class Reactor:
                     if self.round.bytes_read - settled > MOST_UNSETTLED_BYTES:
                         settled = self.round.bytes_read
                         self.settle()
+                    if unlikely(i & 7 == 0 or self.round.bytes_read - looked > LOOK_BYTES) and i < n:
+                        looked = self.round.bytes_read
+                        if monotonic_us() > until_us:
+                            self.round.is_cut = True   # (epoll reports those that are left once more)
+                            n = i
             except Exception:
                 if not isinstance(source, Socket) or not (<Socket>source).peer.on_failure():
                     raise
                 self.give_up(<Socket>source)
+        if unlikely(self.round.is_cut or self.round.most_bytes < <uint32_t>READ_BYTES):
+            self.pace(n)
         if self.round.is_due:
             if n:
                 self.settle()   # who is due may take a while
@@ -619,6 +645,43 @@ cdef class Reactor:
             self.set_due(None)
             if source is not None:      # (or it was closed, or started anew, while others were attended to)
                 source.on_event(0)
+        return 0
+
+    cdef void pace(self, int n) noexcept:
+        """How much the next round takes on, by the time that this one with `n` events took.
+
+        No more events than were served: epoll puts all that it reports behind all others, and those left out would be
+        left out again and again.
+        """
+        cdef Round *round = &self.round
+        cdef uint64_t took_us = monotonic_us() - self.box.now_us
+        if round.is_cut:
+            round.most_events = n
+        if took_us > ROUND_US:
+            round.most_bytes = max(<uint32_t>FEW_BYTES, round.most_bytes // 4)
+        elif took_us < ROUND_US // 4 and round.most_events < MOST_EVENTS:
+            round.most_events = min(<int>MOST_EVENTS, 2 * round.most_events)
+        elif took_us < ROUND_US // 4:
+            round.most_bytes = min(<uint32_t>READ_BYTES, 2 * round.most_bytes)
+
+    cdef void read_less(self, Peer peer, iovec *part) noexcept:
+        """Others wait for long. (A large payload costs no more than the copy.)"""
+        cdef bint is_shared = self.shared <= <uint8_t *>part.iov_base < self.shared + READ_BYTES
+        if is_shared and part.iov_len > self.round.most_bytes and isinstance(peer, ClientConnection):
+            part.iov_len = self.round.most_bytes
+
+    cdef int serve_links(self) except -1:
+        """Siblings and other servers speak for many: they have a turn in each round, and not one for each of ours."""
+        cdef Socket socket
+        for item in list(self.links):
+            socket = <Socket>item
+            try:
+                if socket.fd >= 0 and socket.armed & EPOLLIN:
+                    socket.on_event(EPOLLIN)
+            except Exception:
+                if not socket.peer.on_failure():
+                    raise
+                self.give_up(socket)
         return 0
 
     cdef int give_up(self, Socket socket) except -1:

@@ -13,6 +13,10 @@ ctypedef struct Round:
     bint is_due              # somebody is to be called in the next round, which is to come at once
     uint64_t opening_us      # spent on handshakes
     uint32_t may_leave       # so many subscriptions of clients that go may still be taken out
+    # Where rounds were too long:
+    bint is_cut              # it is over, though others are ready
+    int most_events          # so many of those that are ready are served in a round, …
+    uint32_t most_bytes      # … and so much is read of each client
 
 
 cdef class Source:

@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -317,24 +317,36 @@ async def remove_the_directory(trial: Trial, dice: random.Random) -> str:
     return "not there"
 
 
+@dataclass
+class Limits:
+    """Of one resource, while there is too little of it."""
+
+    users: int = 0
+    soft: dict[int, int] = field(default_factory=dict)  # by process, as it was before
+
+
 @contextlib.contextmanager
 def limited(trial: Trial, pids: list[int], kind: int, most: Callable[[int], int]) -> Iterator[None]:
-    """Each process has this soft limit of `kind` meanwhile, and what they start."""
-    before = {}
+    """Each process has this soft limit of `kind` meanwhile, and what they start; then all have that of before."""
+    before = trial.limits.setdefault(kind, Limits())
+    before.users += 1  # (two may overlap)
     for pid in pids:
         with contextlib.suppress(OSError):
             soft, hard = resource.prlimit(pid, kind)
-            before[pid] = soft, hard
+            before.soft.setdefault(pid, soft)
             resource.prlimit(pid, kind, (most(pid), hard))
     try:
         yield
     finally:
-        soft, hard = next(iter(before.values()), (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-        for pid in session_pids(trial.broker.pid):
-            with contextlib.suppress(OSError):
-                now = resource.prlimit(pid, kind)
-                if now[0] != soft:  # (infinity is -1)
-                    resource.prlimit(pid, kind, before.get(pid, (soft, now[1])))
+        before.users -= 1
+        if not before.users:
+            del trial.limits[kind]
+            soft = next(iter(before.soft.values()), resource.RLIM_INFINITY)
+            for pid in session_pids(trial.broker.pid):
+                with contextlib.suppress(OSError):
+                    now = resource.prlimit(pid, kind)
+                    if now[0] != soft:  # (infinity is -1)
+                        resource.prlimit(pid, kind, (before.soft.get(pid, soft), now[1]))
 
 
 @happening(2)

@@ -84,6 +84,7 @@ class Trial:
     rounds: int = 0
     done: dict[str, int] = field(default_factory=dict)
     loses_windows: bool = False  # statistics could not be written for a while
+    limits: dict[int, happenings.Limits] = field(default_factory=dict)  # of resources of which there is too little now
     _read_log: int = 0
 
     def tell(self, text: str) -> None:

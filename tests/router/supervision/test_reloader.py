@@ -15,7 +15,8 @@ from msgspec.structs import replace
 
 from gnatswarm.broker.limits import Limits
 from gnatswarm.broker.options import Logging, Options, Sharding, User
-from gnatswarm.router.config.conf_tree import ConfigError
+from gnatswarm.router.config import excerpt
+from gnatswarm.router.config.conf_tree import ConfigError, Position, Problem
 from gnatswarm.router.supervision import reloader as reloader_module
 from gnatswarm.router.supervision.reload_echo import ReloadEcho
 from gnatswarm.router.supervision.reloader import Reloader
@@ -216,6 +217,20 @@ def test_a_configuration_that_cannot_be_read_leaves_everything_as_it_was() -> No
         assert router.options is before
         assert router.steps[-1] == "reloaded: the reload failed and changed nothing, the log says why"
     assert not [step for step in router.steps if isinstance(step, Reload)]
+
+
+def test_a_mistake_is_told_without_the_lines_of_the_file_where_there_is_no_descriptor_to_read_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def unread(error: ConfigError) -> str:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    def reparse(_: Options) -> Options:
+        raise ConfigError([Problem(Position("b.conf", 1, 2), "what is wrong", "what to do")])
+
+    monkeypatch.setattr(excerpt, "with_lines", unread)
+    outcome = asyncio.run(Router(Options()).reloader(reparse).reload())
+    assert outcome.refused == ("b.conf:1:2: what is wrong — what to do",)
 
 
 def test_an_error_that_nobody_expected_is_the_end_of_the_reload(caplog: pytest.LogCaptureFixture) -> None:

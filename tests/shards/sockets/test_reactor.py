@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import os
 import re
 import select
@@ -49,7 +51,7 @@ class Bench:
     def __init__(self, stack: contextlib.ExitStack) -> None:
         self._stack = stack
         self._fanout = Fanout()
-        self._sublist = Sublist(b"$G", InterestSink())
+        self.sublist = Sublist(b"$G", InterestSink())
         self._fence = Fence()
         self._cids = iter(range(1, 1000))
         self.sessions: dict[int, Session] = {}  # by the number of the reactor's end
@@ -65,7 +67,7 @@ class Bench:
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         fd = accepted.detach()
         session = self.sessions[fd] = Session()
-        connection = ClientConnection(self._fanout, self._sublist, self._fence, next(self._cids), Limits(), session)
+        connection = ClientConnection(self._fanout, self.sublist, self._fence, next(self._cids), Limits(), session)
         session.connection = connection
         self.reactor.open(fd, connection, self.owner, is_local=is_on_this_host(client.getpeername()[0]))
         client.sendall(QUIET)
@@ -370,3 +372,74 @@ def test_an_error_of_ours_costs_the_connection_that_made_it_and_no_other(bench, 
     assert bench.owner.closed == [CloseReason.PARSE_ERROR]
     assert "its connection is closed because of an error of ours" in caplog.text
     assert "RuntimeError: of the test" in caplog.text
+
+
+# ---- crowds
+
+
+def busy_crowd(bench: Bench, count: int) -> list[int]:
+    """So many clients say something that takes 4 ms each, again and again; the numbers of those who had their turn."""
+    served: list[int] = []
+    clients = {fd: client for client, fd in [bench.connect() for _ in range(count)]}
+    bench.turn_until(lambda: all(one.connection.active_us for one in bench.sessions.values()))
+
+    def on_info(fd: int, raw: bytes) -> None:
+        served.append(fd)
+        until = time.monotonic() + 0.004
+        while time.monotonic() < until:
+            pass
+        if len(served) < 20 * count:
+            clients[fd].sendall(b"INFO {}\r\n")
+
+    for fd, client in clients.items():
+        bench.sessions[fd].on_info = functools.partial(on_info, fd)  # type: ignore[method-assign]
+        client.sendall(b"INFO {}\r\n")
+    return served
+
+
+def test_a_round_that_lasts_ends_and_all_have_their_turn_in_those_that_follow(bench):
+    """Else the event loop and others would wait for thousands."""
+    served = busy_crowd(bench, 64)
+    counts = [0]
+    while len({*served}) < 64:
+        assert len(served) < 64 * 5, "the same ones have had all turns"
+        bench.reactor.turn()
+        counts.append(len(served))
+    assert max(after - before for before, after in itertools.pairwise(counts)) <= 16
+
+
+def test_less_is_read_of_each_where_rounds_last_and_more_again_later(bench):
+    line = b"PUB a 0\r\n\r\n"
+    busy, fd = bench.connect()
+    connection = bench.sessions[fd].connection
+
+    def largest_read(messages: int) -> int:
+        busy.sendall(line * messages)
+        end, largest = connection.in_msgs + messages, 0
+        while (before := connection.in_msgs) < end:
+            bench.reactor.turn()
+            largest = max(largest, connection.in_msgs - before)
+        return largest * len(line)
+
+    served = busy_crowd(bench, 16)
+    bench.turn_until(lambda: len(served) >= 64)
+    assert largest_read(3000) <= 16384
+    bench.turn_until(lambda: len(served) >= 20 * 16)
+    for _ in range(30):
+        largest_read(1)
+    assert largest_read(3000) > 16384
+
+
+def test_clients_with_many_subscriptions_that_go_at_once_are_taken_out_in_several_rounds(bench):
+    clients = [bench.connect()[0] for _ in range(200)]
+    for client in clients:
+        client.sendall(b"".join(b"SUB a.%d %d\r\n" % (sid, sid) for sid in range(2000)) + b"PING\r\n")
+    bench.turn_until(lambda: bench.sublist.n_subs == 200 * 2000)
+    for client in clients:
+        client.close()
+    rounds = 0
+    while bench.sublist.n_subs:
+        bench.reactor.finish()
+        bench.reactor.turn()
+        rounds += 1
+    assert rounds >= 3 and len(bench.owner.closed) == 200
