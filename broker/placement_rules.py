@@ -2,7 +2,7 @@
 
 A pattern of a name matches the whole of it, and `*` stands for any text, also none. A pattern of a subject matches a
 subscription to it, or to a part of it: `orders.>` matches `orders.*`, and not `>`. Pure; a rule costs a client nothing
-unless its pattern begins with `*` or has one inside. Called by the shards, and by the reader of the configuration.
+unless it is for names, and its pattern begins with `*` or has one inside. Called by the shards, and by the reader of the configuration.
 """
 
 from __future__ import annotations
@@ -81,15 +81,57 @@ class Patterns:
         return NONE if best == _BEHIND_ALL else best
 
 
+def _next(nodes: Iterable[_Node], token: str) -> list[_Node]:
+    """Where patterns go on that have this token, or one that covers it. A `>` ends them: see Subjects.find."""
+    steps = (token,) if token == "*" else () if token == ">" else (token, "*")
+    return [found for node in nodes for step in steps if (found := node.below.get(step)) is not None]
+
+
+class _Node:
+    """What follows in patterns that begin with the same tokens."""
+
+    __slots__ = ("below", "number")
+
+    def __init__(self) -> None:
+        self.below: dict[str, _Node] = {}  # by token
+        self.number = _BEHIND_ALL  # of the first pattern that ends here
+
+
+class Subjects:
+    """Patterns of subjects, each with a number; the lowest number counts. As subject_covers, of all of them at once."""
+
+    def __init__(self) -> None:
+        self._root = _Node()
+
+    def add(self, pattern: str, number: int) -> None:
+        """Add one; numbers grow."""
+        node = self._root
+        for token in pattern.split("."):
+            node = node.below.setdefault(token, _Node())
+        node.number = min(node.number, number)
+
+    def find(self, subject: str) -> int:
+        """The number of the first that covers this subscription; NONE."""
+        best = _BEHIND_ALL
+        nodes = [self._root]
+        for token in subject.split("."):
+            best = min([best, *(rest.number for node in nodes if (rest := node.below.get(">")) is not None)])
+            nodes = _next(nodes, token)
+        best = min([best, *(node.number for node in nodes)])
+        return NONE if best == _BEHIND_ALL else best
+
+
 class PlacementRules:
     """The rules of one configuration, by their place in it."""
 
     def __init__(self, rules: Sequence[PlacementRule]) -> None:
         self._names = {kind: Patterns() for kind in NAMES}
-        self._subjects: list[tuple[int, str]] = []
+        self._subjects = Subjects()
+        self._first_for_subjects = _BEHIND_ALL
         for number, rule in enumerate(rules):
             if rule.kind == SUBJECT:
-                self._subjects.append((number, rule.pattern))
+                self._subjects.add(rule.pattern, number)
+                self._first_for_subjects = min(self._first_for_subjects, number)
             else:
                 self._names[rule.kind].add(rule.pattern, number)
 
@@ -104,14 +146,9 @@ class PlacementRules:
 
     def asks_for_subjects(self, number: int) -> bool:
         """Whether a rule for subjects would come before this one, which matched a client's names."""
-        return bool(self._subjects) and (number == NONE or self._subjects[0][0] < number)
+        return self._first_for_subjects < (_BEHIND_ALL if number == NONE else number)
 
     def of_subjects(self, subjects: Iterable[str], number: int) -> int:
         """The first rule that matches a client with these subscriptions, whose names match this one; NONE."""
-        listed = list(subjects)
-        for at, pattern in self._subjects:
-            if number != NONE and at > number:
-                break
-            if any(subject_covers(pattern, subject) for subject in listed):
-                return at
-        return number
+        found = [one for subject in subjects if (one := self._subjects.find(subject)) != NONE]
+        return min(found if number == NONE else [number, *found], default=NONE)

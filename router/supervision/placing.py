@@ -89,22 +89,25 @@ def decide(
         return paused(rules, before, "no shard takes clients")
     mean = sum(loads.values()) / len(serving)
     limit = max(bound * mean, mean + LIGHT_LOAD)
+    planned = dict(loads)  # when all clients are where the decisions so far say
+    brought: dict[int, list[int]] = {}  # by shard: the rules that bring load to it
     for n, (rule, group) in enumerate(zip(rules, groups, strict=True)):
         home = rule.shard
         if home < 0:
             home = before[n].home if n < len(before) else NOWHERE
             if home not in lasting:
-                planned = _planned(loads, decisions, groups)
                 home = _best(group, planned, serving, limit) if group.clients else NOWHERE
         why = "" if home in serving or home == NOWHERE else _absent(home, serving)
         decisions.append(Decision(NOWHERE if why else home, why, home))
+        if not why and home != NOWHERE and _move(planned, group.coming(home), home):
+            brought.setdefault(home, []).append(n)
     # What would be too much is taken back, the last rule first.
-    planned = _planned(loads, decisions, groups)
-    while (over := _too_much(planned, decisions, groups, limit, before)) >= 0:
+    undoing = _Undoing(brought, limit, before)
+    while (over := undoing.next(planned)) >= 0:
         shard = decisions[over].shard
         why = f"shard {shard} would have {planned[shard] / mean:.2f} times the mean load"
         decisions[over] = Decision(NOWHERE, why, decisions[over].home, is_too_much=True)
-        planned = _planned(loads, decisions, groups)
+        _move(planned, groups[over].coming(shard), shard, back=True)
     return decisions
 
 
@@ -114,22 +117,22 @@ def paused(rules: Sequence[PlacementRule], before: Sequence[Decision], why: str)
     return [Decision(NOWHERE, why, home) for home in homes]
 
 
-def _planned(loads: Mapping[int, float], decisions: Sequence[Decision], groups: Sequence[Group]) -> dict[int, float]:
-    """The load of each shard when all clients are where the decisions say."""
-    planned = dict(loads)
-    for decision, group in zip(decisions, groups, strict=False):
-        if decision.shard != NOWHERE:
-            for shard, load in group.coming(decision.shard).items():
-                planned[shard] = planned.get(shard, 0.0) - load
-                planned[decision.shard] = planned.get(decision.shard, 0.0) + load
-    return planned
+def _move(planned: dict[int, float], coming: Mapping[int, float], to: int, *, back: bool = False) -> bool:
+    """Plan that this load, by shard, comes to `to`, or (`back`) that it does not; whether there is any."""
+    for shard, load in coming.items():
+        moved = -load if back else load
+        planned[shard] = planned.get(shard, 0.0) - moved
+        planned[to] = planned.get(to, 0.0) + moved
+    return bool(coming)
 
 
 def _best(group: Group, planned: Mapping[int, float], serving: Sequence[int], limit: float) -> int:
     """The shard for clients that belong together: where most of their load is, else where there is most room."""
+    moving = group.coming(NOWHERE)
+    all_of_it = sum(moving.values())
 
     def after(shard: int) -> float:
-        return planned.get(shard, 0.0) + sum(group.coming(shard).values())
+        return planned.get(shard, 0.0) + all_of_it - moving.get(shard, 0.0)
 
     fitting = [shard for shard in serving if after(shard) <= limit]
     if not fitting:
@@ -137,22 +140,34 @@ def _best(group: Group, planned: Mapping[int, float], serving: Sequence[int], li
     return max(fitting, key=lambda shard: (group.load(shard), -planned.get(shard, 0.0), -shard))
 
 
-def _too_much(
-    planned: Mapping[int, float],
-    decisions: Sequence[Decision],
-    groups: Sequence[Group],
-    limit: float,
-    before: Sequence[Decision],
-) -> int:
-    """The last rule that brings load to the shard that would have most, if that is too much; -1."""
-    for shard in sorted(planned, key=lambda one: -planned[one]):
-        for n in range(len(decisions) - 1, -1, -1):
-            if decisions[n].shard != shard or not groups[n].coming(shard):
-                continue
-            was_too_much = n < len(before) and before[n].is_too_much
-            if planned[shard] > (limit * AGAIN_BELOW if was_too_much else limit):
-                return n
-    return -1
+class _Undoing:
+    """Finds the rules to take back, one after the other, with a look at each rule only once."""
+
+    def __init__(self, brought: dict[int, list[int]], limit: float, before: Sequence[Decision]) -> None:
+        """`brought`: by shard, the rules that bring load to it."""
+        self._limit = limit
+        self._undone: set[int] = set()
+        # One that was too much until now is taken back where AGAIN_BELOW of the limit is exceeded.
+        again = {
+            shard: [n for n in rules if n < len(before) and before[n].is_too_much] for shard, rules in brought.items()
+        }
+        self._left = ((limit, brought), (limit * AGAIN_BELOW, again))
+
+    def next(self, planned: Mapping[int, float]) -> int:
+        """The last rule that brings load to the shard that would have most, if that is too much; -1."""
+        least = self._limit * AGAIN_BELOW
+        for shard in sorted((one for one in planned if planned[one] > least), key=lambda one: -planned[one]):
+            over = max(self._last(rules.get(shard, [])) for most, rules in self._left if planned[shard] > most)
+            if over >= 0:
+                self._undone.add(over)
+                return over
+        return -1
+
+    def _last(self, rules: list[int]) -> int:
+        """The last one that is not undone yet; -1."""
+        while rules and rules[-1] in self._undone:
+            rules.pop()
+        return rules[-1] if rules else -1
 
 
 def _absent(shard: int, serving: Sequence[int]) -> str:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gnatswarm.broker import placement_rules
 from gnatswarm.broker.options import PlacementRule
-from gnatswarm.broker.placement_rules import NONE, Patterns, PlacementRules, glob_matches, subject_covers
+from gnatswarm.broker.placement_rules import NONE, Patterns, PlacementRules, Subjects, glob_matches, subject_covers
 from gnatswarm.broker.subject import matches
 
 texts = st.text("ab", max_size=5)
@@ -67,6 +69,30 @@ def test_what_covers_a_subscription_matches_all_that_it_can_receive(wide, narrow
 )
 def test_covers(wide, narrow, covers):
     assert subject_covers(wide, narrow) is covers
+
+
+@settings(deadline=None)
+@given(st.lists(subjects, max_size=8), subjects)
+def test_the_first_subject_that_covers_counts(listed, subject):
+    known = Subjects()
+    for number, pattern in enumerate(listed):
+        known.add(pattern, number)
+    assert known.find(subject) == next((n for n, wide in enumerate(listed) if subject_covers(wide, subject)), NONE)
+
+
+def test_a_subscription_looks_at_few_of_thousands_of_rules(monkeypatch: pytest.MonkeyPatch):
+    looked: list[object] = []
+    going_on = placement_rules._next
+
+    def counted(nodes: list[Any], token: str) -> list[Any]:
+        looked.extend(nodes)
+        return going_on(nodes, token)
+
+    monkeypatch.setattr(placement_rules, "_next", counted)
+    kinds = ("a.{}.>", "*.{}", "{}.*.b", "{}")
+    rules = PlacementRules([PlacementRule("subject", kinds[n % 4].format(n), 0) for n in range(4000)])
+    assert rules.of_subjects([f"a.{n}" for n in range(1, 4000, 40)], NONE) == 1
+    assert len(looked) <= 100 * 3
 
 
 def test_names_and_subjects_share_one_order():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given, settings
@@ -133,6 +133,28 @@ def test_together_avoids_a_shard_that_is_full():
         BOUND,
     )
     assert first.shard == 1
+
+
+class Counted(Group, frozen=True):
+    """Counts how often its load is added up."""
+
+    looks: ClassVar[int] = 0
+
+    def coming(self, to: int) -> dict[int, float]:
+        """As Group."""
+        Counted.looks += 1
+        return super().coming(to)
+
+
+@pytest.mark.parametrize("shard", [0, NOWHERE], ids=["too much for one shard", "together"])
+def test_a_rule_costs_the_same_however_many_there_are(shard):
+    n = 400
+    rules = [PlacementRule("name", f"n{i}", shard) for i in range(n)]
+    groups = [Counted({i % 4: 10}, {}, {i % 4: 1000.0}) for i in range(n)]
+    Counted.looks = 0
+    found = decide(rules, groups, loads([*groups]), SHARDS, SHARDS, [], BOUND)
+    assert sum(one.is_too_much for one in found) == (275 if shard == 0 else 0)
+    assert Counted.looks <= 3 * n
 
 
 def test_without_shards_or_clients_nobody_belongs_anywhere():

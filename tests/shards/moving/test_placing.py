@@ -108,6 +108,16 @@ def test_a_shard_that_leaves_keeps_nobody_because_of_a_rule(here: Here):
     assert here.departures.keeps(here.sessions[1], 1) == ""
 
 
+def test_clients_have_a_turn_after_each_one_that_costs_much(here: Here, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(placing, "STEP_S", -1.0)
+    matched: list[int] = []
+    monkeypatch.setattr(here.placing, "_match", lambda session, _seen: matched.append(session.connection.cid))
+    for looked in (1, 2):
+        assert here.next is not None
+        here.next()
+        assert len(matched) == looked
+
+
 def test_the_router_hears_how_much_was_said_since_the_last_look(here: Here):
     for _ in range(3):
         here.look()
