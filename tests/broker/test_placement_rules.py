@@ -69,6 +69,9 @@ def test_what_covers_a_subscription_matches_all_that_it_can_receive(wide, narrow
 )
 def test_covers(wide, narrow, covers):
     assert subject_covers(wide, narrow) is covers
+    known = Subjects()
+    known.add(wide, 7)
+    assert known.find(narrow) == (7 if covers else NONE)
 
 
 @settings(deadline=None)
