@@ -185,7 +185,7 @@ def account_connections_subjects(account: str) -> tuple[str, str]:
 
 
 def user_info(
-    server: Document, user: str, account: str, permissions: Document | None, *, has_name: bool = False
+    server: Document, user: str, account: str, permissions: orjson.Fragment | None, *, has_name: bool = False
 ) -> bytes:
     """The answer to $SYS.REQ.USER.INFO, as in nats-server 2.10; `has_name`: in 2.15."""
     data: Document = {"user": user, "account": account}

@@ -598,7 +598,7 @@ class ClientSession:
             return "its log-in is being checked"
         if self.connection.is_ending:
             return "subscriptions of its are being ended"
-        if self.cookies is not None or self._present_identity() is None:
+        if self.cookies is not None or self.present_identity() is None:
             return "it has not logged in yet"
         if type(self.socket) is not Socket:  # (a plain one is refused where the session is)
             try:
@@ -607,7 +607,7 @@ class ClientSession:
                 return str(error)
         return ""
 
-    def _present_identity(self) -> Identity | None:
+    def present_identity(self) -> Identity | None:
         """Whom the present rules take it for; None: they would not admit it."""
         rules = self._rules
         return rules.anonymous(self.connection_type) if self.admission is None else rules.readmit(self.admission)
@@ -616,7 +616,7 @@ class ClientSession:
         """Who the client is, as a record; nothing changes. RecordRefused, with the reason, where it has none now."""
         if why := self.objection_to_freezing():
             raise RecordRefused(why)
-        identity = self._present_identity()
+        identity = self.present_identity()
         assert identity is not None
         admission: FrozenAdmission | None = None
         if self.admission is not None:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from gnatswarm.broker.fanout import Fanout
     from gnatswarm.broker.limits import Limits
     from gnatswarm.broker.mesh import Mesh
-    from gnatswarm.broker.options import Options, User
+    from gnatswarm.broker.options import Options, Permissions
     from gnatswarm.broker.service_latency import Measured
     from gnatswarm.shards.boundary.control import ControlMessage
     from gnatswarm.shards.boundary.page import Page
@@ -179,6 +179,7 @@ class System:
         self._last_count = 0
         self._asked_by_others = 0
         self.own_reply_prefix: Callable[[], bytes] = bytes
+        self._shown: tuple[Permissions, orjson.Fragment | None] | None = None  # to a user that asked about itself
         self._changed: set[str] = set()
         self._is_saying_changes = False
         self._is_closed = False
@@ -431,7 +432,7 @@ class System:
         account = session.account
         if subject == advisory.USER_INFO:
             now_us = _now_us()
-            permissions = permissions_document(self._user_of(session))
+            permissions = self._permissions_of(session)
             named = self._named(now_us)
             info = advisory.user_info(named, session.user, account, permissions, has_name=self._is_like_newer)
             self._loop.call_soon(self._say, account, reply, info)
@@ -441,11 +442,16 @@ class System:
         self._loop.call_soon(self._ask, account, subject, reply, body)
         return True
 
-    def _user_of(self, session: ClientSession) -> User | None:
-        for user in self._server.options.users:
-            if user.shown == session.user and user.account == session.account:
-                return user
-        return None
+    def _permissions_of(self, session: ClientSession) -> orjson.Fragment | None:
+        """As permissions_document, in JSON. Of those shown last it is kept: a client may ask hundreds of times a turn."""
+        identity = session.present_identity() if session.user else None
+        rules = identity.permissions if identity is not None else None
+        if rules is None:
+            return None
+        if self._shown is None or self._shown[0] is not rules:
+            document = permissions_document(rules)
+            self._shown = rules, orjson.Fragment(orjson.dumps(document)) if document else None
+        return self._shown[1]
 
     def _ask(self, account: str, subject: bytes, reply: bytes, body: bytes) -> None:
         is_other = account != self._account
@@ -557,11 +563,8 @@ def _person(session: ClientSession, stop_us: int = 0) -> Person:
     )
 
 
-def permissions_document(user: User | None) -> advisory.Document | None:
-    """A user's permissions, as nats-server 2.10 shows them to it; None: everything is allowed."""
-    rules = user.permissions if user is not None else None
-    if rules is None:
-        return None
+def permissions_document(rules: Permissions) -> advisory.Document:
+    """A user's permissions, as nats-server 2.10 shows them to it."""
     document: advisory.Document = {}
     for name, allow, deny in (
         ("publish", rules.publish_allow, rules.publish_deny),

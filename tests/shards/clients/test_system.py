@@ -100,6 +100,32 @@ async def test_a_user_asks_about_itself_without_the_router(told: Told) -> None:
     assert told.requests == []
 
 
+async def test_a_user_may_ask_about_itself_hundreds_of_times_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[Permissions] = []
+    named: list[User] = []
+
+    def counted(rules: Permissions) -> Any:
+        shown.append(rules)
+        return permissions_document(rules)
+
+    of_ann, of_bob = Permissions(publish_allow=("$SYS.>", "a")), Permissions(subscribe_deny=("b",))
+    others = [User(f"u{n}", "x", account="A") for n in range(50)]
+    two = [User("ann", "x", account="A", permissions=of_ann), User("bob", "x", account="A", permissions=of_bob)]
+    told = Told(options=msgspec.structs.replace(OPTIONS, users=(*others, *two)))
+    ann, bob = await told.client(b"ann", b"back"), await told.client(b"bob", b"here")
+    monkeypatch.setattr(module, "permissions_document", counted)
+    monkeypatch.setattr(User, "shown", property(lambda user: named.append(user) or user.name))
+    asked = b"PUB $SYS.REQ.USER.INFO back 0\r\n\r\n"
+    said = await ann.talk(asked * 100, b"}\r\n")
+    while said.count(b"MSG back 1 ") < 100:
+        said += await ann.wait(b"}\r\n")
+    assert said.count(b'{"publish":{"allow":["$SYS.>","a"]}}') == 100
+    assert body(await bob.talk(asked.replace(b"back", b"here"), b"}\r\n"))["data"]["permissions"] == {"subscribe": {"deny": ["b"]}}
+    assert shown == [of_ann, of_bob]
+    assert len(named) <= 101, "other users were not looked at"
+    told.one.close()
+
+
 async def test_the_subscriptions_of_a_cluster_are_the_sum_of_what_its_members_say() -> None:
     options = msgspec.structs.replace(OPTIONS, cluster=msgspec.structs.replace(OPTIONS.cluster, port=6222))
     told = Told(options=options)
@@ -288,7 +314,6 @@ async def test_the_last_word_goes_to_one_member_of_a_group(told: Told) -> None:
 @pytest.mark.parametrize(
     ("permissions", "shown"),
     [
-        (None, None),
         (Permissions(), {}),
         (Permissions(publish_allow=("a", "b.>")), {"publish": {"allow": ["a", "b.>"]}}),
         (Permissions(publish_deny=("a",)), {"publish": {"deny": ["a"]}}),
@@ -298,5 +323,5 @@ async def test_the_last_word_goes_to_one_member_of_a_group(told: Told) -> None:
         ),
     ],
 )
-def test_permissions_are_shown_as_they_were_given(permissions: Permissions | None, shown: Any) -> None:
-    assert permissions_document(User("ann", "x", permissions=permissions)) == shown
+def test_permissions_are_shown_as_they_were_given(permissions: Permissions, shown: Any) -> None:
+    assert permissions_document(permissions) == shown
