@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import msgspec
@@ -347,11 +347,16 @@ def _marked(shard: int, rows: Iterable[ConnectionRow]) -> Iterator[tuple[int, Co
 def joined(rows: Iterable[ConnectionRow]) -> list[ConnectionRow]:
     """One row per connection; joins the rows of a connection whose subscriptions came in several."""
     whole: list[ConnectionRow] = []
+    pieces: list[list[tuple[SubscriptionRow, ...]]] = []
     for row in rows:
         if whole and whole[-1].cid == row.cid:
-            whole[-1].subs = whole[-1].subs + row.subs
+            pieces[-1].append(row.subs)
         else:
             whole.append(row)
+            pieces.append([row.subs])
+    for row, subs in zip(whole, pieces, strict=True):
+        if len(subs) > 1:
+            row.subs = tuple(chain.from_iterable(subs))
     return whole
 
 

@@ -54,6 +54,7 @@ MOST_SLOW = 256
 MOST_DENIED = 1000
 MOST_METRIC_USERS = 100
 ROWS_IN_ONE_STEP = 32
+SUBSCRIPTIONS_IN_ONE_STEP = 128
 # /stacksz is requested when something hangs: it must not wait long for a shard that hangs.
 STACKS_DEADLINE_S = 2.0
 
@@ -170,7 +171,8 @@ class Pages:
             answers = await self._ask_all(facts, rows.AccountsQuery(), rows.AccountsPart)
         leafs = Counter(row.account for row in await self._leafs()) if facts.options.has_gateway else Counter[str]()
         is_like_newer = facts.options.is_like_newer
-        sums = {name: rows.AccountRow(name) for name in facts.accounts if not names or name in names}
+        asked = frozenset(names)
+        sums = {name: rows.AccountRow(name) for name in facts.accounts if not asked or name in asked}
         pace = Pace()
         for _shard, parts in answers:
             for part in parts:
@@ -231,11 +233,7 @@ class Pages:
             texts: list[bytes] = []
             count = 0
             for shard, row in aggregate.merged(found, sort, facts.now_us, offset, limit):
-                documents.append(
-                    aggregate.connection(
-                        shard, row, facts.now_us, shows_user=shows_user, subs=subs, has_tags=facts.options.is_like_newer
-                    )
-                )
+                documents.append(await _connection(facts, shard, row, shows_user=shows_user, subs=subs, pace=pace))
                 if len(documents) == ROWS_IN_ONE_STEP:
                     count += len(documents)
                     texts.append(_items(documents))
@@ -733,7 +731,7 @@ def _json(document: Document) -> bytes:
     return orjson.dumps(document, option=orjson.OPT_INDENT_2)
 
 
-def _items(documents: Iterable[Document]) -> bytes:
+def _items(documents: Iterable[Document | str]) -> bytes:
     """Items of a list within a document, with that indentation."""
     text = orjson.dumps(list(documents), option=orjson.OPT_INDENT_2)
     return text[1:-2].replace(b"\n", b"\n  ")
@@ -747,6 +745,30 @@ async def _texts(documents: Sequence[Document]) -> list[bytes]:
         texts.append(_items(documents[at : at + ROWS_IN_ONE_STEP]))
         await pace()
     return texts
+
+
+async def _connection(
+    facts: Facts, shard: int, row: rows.ConnectionRow, *, shows_user: bool, subs: str, pace: Pace
+) -> Document:
+    """An item of the list of connections. Of one with thousands of subscriptions these are made step by step."""
+
+    def of(first: int) -> Document:
+        some = row
+        if len(row.subs) > SUBSCRIPTIONS_IN_ONE_STEP:
+            some = msgspec.structs.replace(row, subs=row.subs[first : first + SUBSCRIPTIONS_IN_ONE_STEP])
+        has_tags = facts.options.is_like_newer
+        return aggregate.connection(shard, some, facts.now_us, shows_user=shows_user, subs=subs, has_tags=has_tags)
+
+    document = of(0)
+    if subs and len(row.subs) > SUBSCRIPTIONS_IN_ONE_STEP:
+        key = "subscriptions_list_detail" if subs == "detail" else "subscriptions_list"
+        texts = [_items(document[key])]
+        for first in range(SUBSCRIPTIONS_IN_ONE_STEP, len(row.subs), SUBSCRIPTIONS_IN_ONE_STEP):
+            await pace()
+            texts.append(_items(of(first)[key]))
+        text = b",".join(texts).replace(b"\n", b"\n  ")
+        document[key] = orjson.Fragment(b"[%b\n    ]" % text)
+    return document
 
 
 def _subsz(facts: Facts, counters: Document, query: PageQuery, listed: int) -> Document:

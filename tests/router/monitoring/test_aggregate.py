@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from typing import Any
+from typing import Any, ClassVar
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -132,6 +133,22 @@ def test_a_connection_that_came_in_pieces_is_one():
     pieces = [connection(7, subs=(sub,)), connection(7, subs=(sub, sub)), connection(8)]
     joined = aggregate.joined(pieces)
     assert [(row.cid, len(row.subs)) for row in joined] == [(7, 3), (8, 0)]
+
+
+def test_pieces_of_a_connection_are_put_together_only_once():
+    class Counted(ConnectionRow):
+        joins: ClassVar[int] = 0
+
+        def __setattr__(self, name: str, value: object) -> None:
+            Counted.joins += 1
+            super().__setattr__(name, value)
+
+    sub = SubscriptionRow("s", "", "1", 0, 0, 7)
+    pieces = [Counted(**(msgspec.structs.asdict(connection(7)) | {"subs": (sub,) * 4})) for _ in range(300)]
+    Counted.joins = 0
+    (whole,) = aggregate.joined(pieces)
+    assert len(whole.subs) == 1200
+    assert Counted.joins == 1
 
 
 def test_a_closed_connection_has_stop_and_reason_and_stays_as_old_as_it_got():

@@ -10,12 +10,19 @@ from typing import Any
 import pytest
 
 from gnatswarm.broker.options import Account, Options, Permissions, User
-from gnatswarm.router.monitoring import metrics, moving_clients
+from gnatswarm.router.monitoring import metrics, moving_clients, pages
 from gnatswarm.router.monitoring.alarms import Alarms
 from gnatswarm.router.monitoring.facts import Facts
 from gnatswarm.router.monitoring.history import COUNTERS, History
 from gnatswarm.router.monitoring.page_query import BadQuery, PageQuery
-from gnatswarm.router.monitoring.pages import MOST_BUILT, MOST_WAITING, ROWS_IN_ONE_STEP, Busy, Pages
+from gnatswarm.router.monitoring.pages import (
+    MOST_BUILT,
+    MOST_WAITING,
+    ROWS_IN_ONE_STEP,
+    SUBSCRIPTIONS_IN_ONE_STEP,
+    Busy,
+    Pages,
+)
 from gnatswarm.router.monitoring.shard_questions import Unanswered
 from gnatswarm.shards.boundary import pace, rows
 from gnatswarm.shards.boundary.control import GATEWAY_NUMBER
@@ -226,6 +233,40 @@ async def test_long_lists_that_clients_move_in_are_gone_through_in_many_turns(mo
     page = asyncio.ensure_future(site.pages.connz(PageQuery(f"limit={count}")))
     assert await turns_until_done(page) > steps + 2 * 20
     assert [row["cid"] for row in json.loads(page.result())["connections"]] == [row.cid for row in here]
+
+
+@pytest.mark.parametrize("subs", ["1", "detail"])
+async def test_a_client_with_thousands_of_subscriptions_is_shown_in_many_turns(
+    subs: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = Site()
+    count = 10 * SUBSCRIPTIONS_IN_ONE_STEP + 1
+    many = tuple(rows.SubscriptionRow(f"s.{number}", "q" * (number % 2), "1", 0, 0, 1) for number in range(count))
+
+    def answer(_query: object) -> list[rows.ConnectionsPart]:
+        pieces = [many[at : at + 100] for at in range(0, count, 100)]
+        here = [connection(1, subs=piece) for piece in pieces] + [connection(2, subs=many[:2]), connection(3)]
+        return [rows.ConnectionsPart(3, here)]
+
+    site.shards.answers[0, rows.ConnectionsQuery] = answer
+    monkeypatch.setattr(pages, "SUBSCRIPTIONS_IN_ONE_STEP", count)
+    at_once = await site.pages.connz(PageQuery(f"subs={subs}"))
+    assert b'"s.%d"' % (count - 1) in at_once
+    monkeypatch.setattr(pages, "SUBSCRIPTIONS_IN_ONE_STEP", SUBSCRIPTIONS_IN_ONE_STEP)
+    monkeypatch.setattr(pace, "SLICE_S", 0.0)
+    page = asyncio.ensure_future(site.pages.connz(PageQuery(f"subs={subs}")))
+    assert await turns_until_done(page) > 10
+    assert page.result().splitlines()[3:] == at_once.splitlines()[3:]
+
+
+async def test_of_thousands_of_accounts_that_are_asked_for_each_is_found_at_once() -> None:
+    class Asked(tuple[str, ...]):
+        def __contains__(self, _name: object) -> bool:
+            raise AssertionError("the names that were asked for were looked through")
+
+    site = Site(options=Options(accounts=(Account("A"), Account("B"))))
+    found = await site.pages.account_statistics(site.facts, Asked(("A", "no")), unused=True)
+    assert [one["acc"] for one in found] == ["A"]
 
 
 @pytest.mark.parametrize("path", ["/accstatz", "/metrics"])
