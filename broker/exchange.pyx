@@ -22,7 +22,9 @@ from gnatswarm.broker.outbuf cimport (
 from gnatswarm.broker.reroutes cimport CAME_IN, LINGERING, REFUSED, OriginLink
 from gnatswarm.broker.routewire cimport write_interest
 from gnatswarm.broker.rules cimport StreamImport
+from gnatswarm.broker.shadows cimport STEPS_A_LOOK, STEPS_A_SHADOW
 from gnatswarm.broker.serverwire cimport DIALECT_LEAF, MOST_ORIGIN_BYTES, write_server_interest
+from gnatswarm.broker.sublist cimport MOST_MATCHING, count_steps, match_steps
 from gnatswarm.broker.table cimport MOST_KEY_BYTES
 from gnatswarm.broker.word cimport SLACK, hash_bytes, likely, unlikely
 
@@ -44,6 +46,7 @@ cdef int64_t EVERYTHING = <int64_t>1 << 62
 cdef uint64_t MOST_CID = (<uint64_t>1 << CID_BITS) - 1
 
 cdef enum:
+    STEPS_A_RENEWAL = 300   # of what a leaf node wants, at a reload
     TO_SIBLINGS = 1 << PEER_SIBLING
     TO_ROUTES = 1 << PEER_ROUTE
     TO_LEAVES = 1 << PEER_LEAF
@@ -269,6 +272,17 @@ cdef class Collecting(InterestSink):
         if members:
             self.found[subject[:size],
                        (<const uint8_t *>group.name + sizeof(QueueName))[:group.name.key.size]] = members
+
+
+cdef uint32_t members_told(Sublist sublist, int slot, bytes subject, bytes queue) except? 0xFFFFFFFF:
+    """What the other end of a leaf node connection wants of this now; 1 without a queue, 0: nothing."""
+    cdef const uint8_t *at = subject
+    cdef const uint8_t *name = queue
+    cdef const Node *node
+    if queue:
+        return sublist.remote_members(slot, at, len(subject), name, len(queue))
+    node = sublist.node_at(at, len(subject))
+    return node != NULL and (node.remote >> slot) & 1
 
 
 cdef class Listing(InterestSink):
@@ -780,11 +794,13 @@ cdef class Exchange(Onward):
         cdef dict held = self.imported[slot]
         cdef StreamImport stream
         cdef bytes wanted
+        cdef list streams = []
         cdef int n_unheard = 0
         before = held.pop((subject, queue), ())
         found = set()
         if members and importer.stream_imports is not None:
-            for item in importer.streams_meeting(subject):
+            streams = importer.streams_meeting(subject)
+            for item in streams:
                 stream = item
                 wanted = stream.wanted(subject)
                 if wanted is None or stream.exporter is importer:
@@ -801,6 +817,7 @@ cdef class Exchange(Onward):
         for exporter, wanted in before:   # now: interest that goes on must not end in between
             if (exporter, wanted) not in found:
                 self.want_stream(slot, exporter, wanted, queue, subject, 0)
+        count_steps(len(streams) * STEPS_A_LOOK + (len(found) + len(before)) * STEPS_A_SHADOW)
         return n_unheard
 
     cdef int want_stream(self, int slot, Sublist exporter, bytes wanted, bytes queue, bytes subject,
@@ -895,14 +912,25 @@ cdef class Exchange(Onward):
 
     def renew_imports(self, accounts):
         """Accounts with these names (bytes) import other streams than before."""
+        for _ in self.renewals(accounts):
+            pass
+
+    def renewals(self, accounts):
+        """The same in steps of some 2 ms, between which interest may change."""
         cdef int slot
+        cdef uint64_t most_steps = match_steps + MOST_MATCHING
         for slot in range(FIRST_SLOT, END_SLOT):
-            if self.accounts[slot] is None or self.outs[slot] == NULL \
-                    or (<Sublist>self.accounts[slot]).account not in accounts:
+            importer = self.accounts[slot]
+            if importer is None or self.outs[slot] == NULL or (<Sublist>importer).account not in accounts:
                 continue
-            found = self.interest_of(slot)
-            for subject, queue in {*found, *self.imported[slot]}:
-                self.follow_streams(slot, subject, queue, found.get((subject, queue), 0))
+            for subject, queue in {*self.interest_of(slot), *self.imported[slot]}:
+                if self.accounts[slot] is not importer or self.outs[slot] == NULL:   # it has left
+                    break
+                self.follow_streams(slot, subject, queue, members_told(importer, slot, subject, queue))
+                count_steps(STEPS_A_RENEWAL)
+                if match_steps > most_steps:
+                    yield
+                    most_steps = match_steps + MOST_MATCHING
 
     cdef uint32_t send_rewritten(self, OutBuf *out, const char *verb, bytes first, const uint8_t *place,
                                  size_t place_size, Publish *publish, const Token *queues, int n_queues) noexcept:

@@ -2,7 +2,8 @@
 
 A pattern of a name matches the whole of it, and `*` stands for any text, also none. A pattern of a subject matches a
 subscription to it, or to a part of it: `orders.>` matches `orders.*`, and not `>`. Pure; a rule costs a client nothing
-unless it is for names, and its pattern begins with `*` or has one inside. Called by the shards, and by the reader of the configuration.
+unless it is for names, and its pattern begins with `*` or has one inside. Called by the shards, and by the reader of
+the configuration.
 """
 
 from __future__ import annotations

@@ -7,6 +7,12 @@ from gnatswarm.broker.interest cimport Sub
 from gnatswarm.broker.sublist cimport Sublist
 
 
+# What a subscription costs beside its account's imports, in steps of a look-up (see match_steps).
+cdef enum:
+    STEPS_A_LOOK = 15     # for an import that may overlap
+    STEPS_A_SHADOW = 50   # for one that it gets, from when it begins, and until it ends
+
+
 @cython.final
 cdef class Shadows:
     cdef set exporters              # Sublists in which there are any, or were

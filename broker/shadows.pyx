@@ -10,10 +10,6 @@ from gnatswarm.broker.rules cimport StreamImport
 from gnatswarm.broker.sublist cimport count_steps
 from gnatswarm.broker.table cimport MOST_KEY_BYTES
 
-cdef enum:
-    STEPS_A_LOOK = 15     # for an import that may overlap
-    STEPS_A_SHADOW = 50   # for a Shadow that begins, or ends
-
 
 cdef class Shadows:
     """The Shadows of one client."""

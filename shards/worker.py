@@ -560,9 +560,11 @@ class Worker:
             self._configure_logs(options.logging)
         except OSError as error:  # the router could; the next reload tries again
             logger.error("Reload: logging stays as it was: %s", logs.failure(options.logging, error))
-        self._shard.reload(options, on_done, users=users, listeners=listeners)
-        if self._gateway is not None:
-            self._gateway.reload(options, users, listeners)
+        if self._gateway is None:
+            self._shard.reload(options, on_done, users=users, listeners=listeners)
+        else:
+            self._shard.reload(options, users=users, listeners=listeners)
+            self._gateway.reload(options, users, listeners, on_done)
 
     def _move_away(self, to: dict[int, int], within_s: float) -> None:
         if self._departures is None or not self._departures.begin(to, within_s, self._on_moved, patience_s=PATIENCE_S):

@@ -443,7 +443,7 @@ class System:
         return True
 
     def _permissions_of(self, session: ClientSession) -> orjson.Fragment | None:
-        """As permissions_document, in JSON. Of those shown last it is kept: a client may ask hundreds of times a turn."""
+        """As permissions_document, in JSON. The latest is kept: a client may ask hundreds of times a turn."""
         identity = session.present_identity() if session.user else None
         rules = identity.permissions if identity is not None else None
         if rules is None:

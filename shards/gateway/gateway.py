@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+from collections import deque
 from typing import TYPE_CHECKING
 
 from gnatswarm.broker.advisory import ServerIdentity
@@ -28,7 +29,7 @@ from gnatswarm.shards.gateway.words import Identity
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from gnatswarm.broker.access.user_index import UserIndex
     from gnatswarm.broker.fence import MeshFence
@@ -104,6 +105,7 @@ class Gateway:
         self._leaf_port: LeafPort | None = None
         self._waits = ServerWaits(loop, self.exchange, options, self._sessions, self._flush)
         self._early: list[tuple[int, ArrivedLeafNode]] = []  # leaf nodes that came before start()
+        self._renewals: deque[tuple[Iterator[None], Callable[[], None]]] = deque()  # of reloads; and when one is over
         self._opened_s: dict[str, float] = {}  # when a connection of an account was last closed because of a loop
 
     def start(self) -> None:
@@ -139,10 +141,12 @@ class Gateway:
             self._doors.open(kind, port.fd, acceptors[kind])
         self._dial()
 
-    def reload(self, options: Options, users: UserIndex, listeners: set[str]) -> None:
+    def reload(
+        self, options: Options, users: UserIndex, listeners: set[str], on_done: Callable[[], None] = lambda: None
+    ) -> None:
         """Connect to what the new options name, and end what they do not name any more; `users` are theirs.
 
-        `listeners`: the accounts whose stream imports have changed.
+        `listeners`: the accounts whose stream imports have changed. on_done() is called when leaf nodes get those.
         """
         former = _accounts(self._options)
         self._options = options
@@ -151,6 +155,7 @@ class Gateway:
             self._configure_accounts(former)
             if self._routes is not None:
                 self._routes.adopt(options)
+            on_done()
             return
         wanted = list(options.leafnodes.remotes)
         for remote in list(self._remotes):
@@ -165,10 +170,25 @@ class Gateway:
             if self._routes is not None:
                 self._routes.leaf_url = self._leaf_port.url
         self._dial()
-        self.exchange.renew_imports({name.encode("utf-8", "surrogateescape") for name in listeners})
         self._configure_accounts(former)
         if self._routes is not None:
             self._routes.reload(options, has_new_accounts=bool(_accounts(options).keys() - former.keys()))
+        renewals = self.exchange.renewals({name.encode("utf-8", "surrogateescape") for name in listeners})
+        self._renewals.append((renewals, on_done))
+        if len(self._renewals) == 1:
+            self._renew()
+
+    def _renew(self) -> None:
+        """One turn: other servers are served before the next one."""
+        if not self._renewals:  # it ends
+            return
+        renewals, on_done = self._renewals[0]
+        if next(renewals, self) is self:
+            self._renewals.popleft()
+            on_done()
+        if self._renewals:
+            self._loop.call_soon(self._renew)
+        self._flush()
 
     def announce_departure(self) -> None:
         """The broker is in lame duck mode: other servers are told, and stay connected to its end."""
@@ -198,6 +218,7 @@ class Gateway:
     def close(self) -> None:
         """Accept nobody any more, and end all connections."""
         self._doors.close()
+        self._renewals.clear()
         if self._leaf_port is not None:
             self._leaf_port.close()
         for remote in self._remotes:

@@ -905,6 +905,79 @@ def test_a_leaf_node_s_interest_that_is_too_long_in_the_exporting_account_is_ref
     cluster.close()
 
 
+def imports_many(cluster: Members, exporter: bytes) -> None:
+    """The account of leaf nodes imports 100 streams of that one."""
+    mesh = cluster.members[0].mesh.engines[GATEWAY_NUMBER].probe.mesh
+    assert mesh is not None
+    streams = [StreamImport(mesh.account(exporter), b"s.%d" % n, b"s.%d" % n) for n in range(100)]
+    mesh.account(b"$G").streams = streams
+
+
+def wanted_of(cluster: Members, exporter: bytes) -> set[bytes]:
+    """What the gateway has told the first shard that is wanted of that account."""
+    socket = cluster.members[0].mesh.ends[GATEWAY_NUMBER, 0].socket
+    assert socket is not None
+    wanted: set[bytes] = set()
+    for line in bytes(socket.sent).split(b"\r\n"):
+        words = line.split(b" ")
+        if words[0] in (b"RS+", b"RS-") and words[1] == exporter:
+            (wanted.add if words[0] == b"RS+" else wanted.discard)(b" ".join(words[2:4]))
+    return wanted
+
+
+def test_a_leaf_node_whose_interest_meets_many_imported_streams_is_read_in_turns():
+    """2,000 groups that meet 3,000 streams each kept the gateway for so long that it was ended as hung."""
+    cluster = Members(1, fenced=False)
+    resting: list[Resting] = []
+    cluster.members[0].exchange.rest_with(resting.append)
+    imports_many(cluster, b"E")
+    leaf = server(cluster, "leaf")
+    for verb, members, left in ((b"LS+", b" 1", 40 * 100), (b"LS-", b"", 0)):
+        leaf.engine.probe.feed(leaf.socket, b"".join(b"%b s.* q%d%b\r\n" % (verb, n, members) for n in range(40)))
+        turns = 1
+        while resting:
+            resting.pop().has_rested()
+            leaf.engine.probe.finish()
+            turns += 1
+        assert turns > 3
+        cluster.settle()
+        assert len(wanted_of(cluster, b"E")) == left
+    leaf.link.leave()
+    cluster.close()
+
+
+def test_a_reload_of_imported_streams_leaves_turns_to_others_and_follows_what_changes_meanwhile():
+    cluster = Members(1, fenced=False)
+    exchange = cluster.members[0].exchange
+    leaf = server(cluster, "leaf", *(b"LS+ s.* q%d 1" % n for n in range(40)), b"LS+ s.7", b"LS+ s.8")
+    imports_many(cluster, b"E")
+    steps = sum(1 for _ in exchange.renewals({b"$G"}))
+    cluster.settle()
+    assert 3 < steps < 40
+    assert len(wanted_of(cluster, b"E")) == 40 * 100 + 2
+    imports_many(cluster, b"F")
+    renewals = exchange.renewals({b"$G"})
+    next(renewals)
+    for n in range(39):
+        leaf.engine.probe.feed(leaf.socket, b"LS- s.* q%d\r\n" % n)
+    leaf.engine.probe.feed(leaf.socket, b"LS- s.7\r\nLS+ s.9\r\n")
+    assert sum(1 for _ in renewals) < steps
+    cluster.settle()
+    assert not wanted_of(cluster, b"E")
+    assert wanted_of(cluster, b"F") == {*(b"s.%d q39" % n for n in range(100)), b"s.8", b"s.9"}
+    # Who has left meanwhile wants nothing.
+    leaf.engine.probe.feed(leaf.socket, b"".join(b"LS+ s.* q%d 1\r\n" % n for n in range(39)))
+    imports_many(cluster, b"E")
+    renewals = exchange.renewals({b"$G"})
+    next(renewals)
+    leaf.link.leave()
+    cluster.settle()
+    assert not [*renewals]
+    cluster.settle()
+    assert not wanted_of(cluster, b"E") and not wanted_of(cluster, b"F")
+    cluster.close()
+
+
 def test_what_a_mapping_makes_too_long_of_a_leaf_node_s_message_is_refused(monkeypatch: pytest.MonkeyPatch):
     """Account and subject have at most 194,560 bytes together, so that shards read the line."""
     cluster = Members(1, fenced=False)

@@ -108,19 +108,25 @@ async def test_a_user_may_ask_about_itself_hundreds_of_times_a_turn(monkeypatch:
         shown.append(rules)
         return permissions_document(rules)
 
+    def shown_name(user: User) -> str:
+        named.append(user)
+        return user.name
+
     of_ann, of_bob = Permissions(publish_allow=("$SYS.>", "a")), Permissions(subscribe_deny=("b",))
     others = [User(f"u{n}", "x", account="A") for n in range(50)]
     two = [User("ann", "x", account="A", permissions=of_ann), User("bob", "x", account="A", permissions=of_bob)]
     told = Told(options=msgspec.structs.replace(OPTIONS, users=(*others, *two)))
     ann, bob = await told.client(b"ann", b"back"), await told.client(b"bob", b"here")
     monkeypatch.setattr(module, "permissions_document", counted)
-    monkeypatch.setattr(User, "shown", property(lambda user: named.append(user) or user.name))
+    monkeypatch.setattr(User, "shown", property(shown_name))
     asked = b"PUB $SYS.REQ.USER.INFO back 0\r\n\r\n"
     said = await ann.talk(asked * 100, b"}\r\n")
     while said.count(b"MSG back 1 ") < 100:
         said += await ann.wait(b"}\r\n")
     assert said.count(b'{"publish":{"allow":["$SYS.>","a"]}}') == 100
-    assert body(await bob.talk(asked.replace(b"back", b"here"), b"}\r\n"))["data"]["permissions"] == {"subscribe": {"deny": ["b"]}}
+    assert body(await bob.talk(asked.replace(b"back", b"here"), b"}\r\n"))["data"]["permissions"] == {
+        "subscribe": {"deny": ["b"]}
+    }
     assert shown == [of_ann, of_bob]
     assert len(named) <= 101, "other users were not looked at"
     told.one.close()

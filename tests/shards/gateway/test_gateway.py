@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from unittest.mock import Mock
 
 import pytest
@@ -13,6 +13,7 @@ from gnatswarm.broker.options import Account, Cluster, Export, Import, Mapping, 
 from gnatswarm.shards.boundary.control import ServerPort
 from gnatswarm.shards.gateway.gateway import Gateway
 from tests.support.one_shard import OneShard
+from tests.support.turns import until
 
 SERVICE = Account("A", exports=(Export("help", is_service=True),))
 ASKING = Account("B", imports=(Import("A", "help", is_service=True, to="ask"),))
@@ -77,3 +78,22 @@ async def test_an_account_that_is_configured_no_more_wants_nothing(house: OneSha
     process = Process(house, Options(accounts=(SERVICE, ASKING, MAPPED)))
     process.reload(Options(accounts=(SERVICE,)))
     assert sorted(process.told) == [(b"B", set()), (b"C", set())]
+
+
+async def test_a_reload_is_over_when_leaf_nodes_get_the_streams_of_now(house: OneShard) -> None:
+    gateway = Process(house, Options()).gateway
+    gateway._is_started = True
+    steps: list[set[bytes]] = []
+
+    def renewals(accounts: set[bytes]) -> Iterator[None]:
+        for _ in range(3):
+            steps.append(accounts)
+            yield
+
+    gateway.exchange = Mock(wraps=gateway.exchange, system_account=gateway.exchange.system_account, renewals=renewals)
+    over: list[int] = []
+    for account in ("A", "B"):
+        gateway.reload(Options(), UserIndex(), {account}, lambda: over.append(len(steps)))
+    assert (steps, over) == ([{b"A"}], []), "others have their turn"
+    await until(lambda: len(over) == 2)
+    assert (steps, over) == ([{b"A"}] * 3 + [{b"B"}] * 3, [3, 6])
