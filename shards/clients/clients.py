@@ -74,6 +74,10 @@ TOLD_AT_ONCE = 500
 
 # So many clients are looked at in one turn of a reload: some 20 us each.
 RELOADED_AT_ONCE = 200
+# … and so many entries of permissions that are compiled for them count as one of them, or, of who logs in, as a look at
+# one subscription.
+ENTRIES_COUNT_AS_CLIENT = 15
+ENTRIES_COUNT_AS_LOOK = 4
 
 # Of whom a reload allows fewer than there are, so many are closed in one turn, with a line in the log for each: some
 # 100 us each. And so many are looked at.
@@ -628,9 +632,9 @@ class Clients:
         while self._ending and left > 0:
             session = next(iter(self._ending))
             del self._ending[session]
-            held = session.connection.subscriptions
+            held, compiled = session.connection.subscriptions, self.rights.compiled_entries
             session.end_some(left)
-            left -= max(held, CLIENT_COUNTS_AS)
+            left -= max(held, CLIENT_COUNTS_AS, (self.rights.compiled_entries - compiled) // ENTRIES_COUNT_AS_LOOK)
             if session.connection.is_ending:  # behind the others
                 self._ending[session] = None
         self._end_in_turn()
@@ -786,7 +790,10 @@ class Clients:
     def _check_some(self) -> None:
         """One turn of a reload: other clients are served before the next one."""
         self._checks_soon = False
+        most_entries = self.rights.compiled_entries + RELOADED_AT_ONCE * ENTRIES_COUNT_AS_CLIENT
         for session in list(islice(self._unchecked, RELOADED_AT_ONCE)):
+            if self.rights.compiled_entries > most_entries:
+                break
             listens = self._unchecked.pop(session, None)
             if listens is None:  # it has gone
                 continue

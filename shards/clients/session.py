@@ -452,6 +452,11 @@ class ClientSession:
             self._entering = options, admission
             connection.hold_login()
             self._clients.end_soon(self)
+        elif not self._clients.rights.are_at_hand(admission.identity.permissions):
+            # In its turn: hundreds of clients may log in at once, each with thousands of permissions of its own.
+            self._entering = options, admission
+            connection.hold_login()
+            self._clients.end_soon(self)
         else:
             self._become(options, admission)
 

@@ -16,8 +16,14 @@ from gnatswarm.broker.errors import CloseReason
 from gnatswarm.broker.limits import Limits
 from gnatswarm.broker.options import Account, Export, Import, Options, Permissions, Tls, User, WebSocket
 from gnatswarm.shards.boundary.control import ClusterNews
+from gnatswarm.shards.clients import clients as clients_module
 from gnatswarm.shards.clients import passwords
-from gnatswarm.shards.clients.clients import BUSY_AT_ONCE, SURPLUS_AT_ONCE
+from gnatswarm.shards.clients.clients import (
+    BUSY_AT_ONCE,
+    ENTRIES_COUNT_AS_CLIENT,
+    ENTRIES_COUNT_AS_LOOK,
+    SURPLUS_AT_ONCE,
+)
 from tests.support.one_shard import WITHIN_S, Client, OneShard
 from tests.support.turns import until
 
@@ -484,6 +490,52 @@ async def test_a_reload_looks_at_clients_in_turns_and_is_done_behind_the_last(mo
             assert await client.talk(b"PING\r\n") == b"PONG\r\n"
     finally:
         house.close()
+
+
+async def test_permissions_by_the_thousand_are_compiled_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """200 clients that came back at once, each of a user with 5,000 of its own, kept a shard from others for 1.4 s."""
+
+    def options(tag: str) -> Options:
+        of_one = [Permissions(publish_allow=tuple(f"{tag}.{n}.{i}" for i in range(1000))) for n in range(20)]
+        return Options(users=tuple(User(f"u{n}", "x", permissions=one) for n, one in enumerate(of_one)))
+
+    most_looks = 3 * 1000 // ENTRIES_COUNT_AS_LOOK
+    monkeypatch.setattr(clients_module, "LOOKED_AT_ONCE", most_looks)
+    monkeypatch.setattr(clients_module, "RELOADED_AT_ONCE", 3 * 1000 // ENTRIES_COUNT_AS_CLIENT)
+    house = OneShard(options("a"))
+    turns: list[int] = []
+    compiled = 0
+
+    def turn() -> None:
+        nonlocal compiled
+        turns.append(house.shard.clients.rights.compiled_entries - compiled)
+        compiled = house.shard.clients.rights.compiled_entries
+        watch()
+
+    def watch() -> None:
+        if not is_over:
+            loop.call_soon(turn)
+
+    is_over: list[bool] = []
+    loop = asyncio.get_running_loop()
+    there = [house.connect() for _ in range(20)]
+    for client in there:
+        await client.wait(b"}")
+    watch()
+    connect = b'CONNECT {"user":"u%d","pass":"x","verbose":false,"pedantic":false,"echo":true}\r\nPING\r\n'
+    said = await asyncio.gather(*(client.talk(connect % n) for n, client in enumerate(there)))
+    assert [one.endswith(b"PONG\r\n") for one in said] == [True] * 20
+    assert sum(turns) == 20_000 and max(turns) <= 4000
+    turns.clear()
+    compiled = 0
+    over: list[int] = []
+    house.shard.reload(options("b"), lambda: over.append(len(turns)))
+    await until(lambda: bool(over))
+    assert sum(turns) == 20_000 and max(turns) <= 4000
+    assert await there[3].talk(b"PUB b.3.999 0\r\n\r\nPING\r\n") == b"PONG\r\n"
+    assert b"Permissions Violation" in await there[3].talk(b"PUB a.3.999 0\r\n\r\n", b"-ERR")
+    is_over.append(True)
+    house.close()
 
 
 async def test_who_may_answer_may_do_so_after_two_reloads_of_which_one_overtakes_the_other(
