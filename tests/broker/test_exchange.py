@@ -965,13 +965,14 @@ def test_a_reload_of_imported_streams_leaves_turns_to_others_and_follows_what_ch
     cluster.settle()
     assert not wanted_of(cluster, b"E")
     assert wanted_of(cluster, b"F") == {*(b"s.%d q39" % n for n in range(100)), b"s.8", b"s.9"}
-    # Who has left meanwhile wants nothing.
+    # Who has left meanwhile wants nothing, also while what it wanted is being forgotten.
+    leaf.engine.probe.feed(leaf.socket, b"".join(b"LS+ x.%d\r\n" % n for n in range(20_000)))
+    cluster.settle()
     leaf.engine.probe.feed(leaf.socket, b"".join(b"LS+ s.* q%d 1\r\n" % n for n in range(39)))
     imports_many(cluster, b"E")
     renewals = exchange.renewals({b"$G"})
     next(renewals)
     leaf.link.leave()
-    cluster.settle()
     assert not [*renewals]
     cluster.settle()
     assert not wanted_of(cluster, b"E") and not wanted_of(cluster, b"F")
