@@ -766,40 +766,41 @@ def top_subjects(entries: Iterable[Document], sort: str, limit: int) -> list[Doc
     return heapq.nsmallest(limit, entries, key=lambda entry: (-entry[sort], entry["subject"], entry["account"]))
 
 
-def queues(answers: Iterable[tuple[int, Iterable[QueueRow]]]) -> list[Document]:
-    """Queue groups with their members and each member's share of the group's messages; busiest group first."""
+def queues(answers: Iterable[tuple[int, Iterable[QueueRow]]]) -> Iterator[Document]:
+    """Queue groups with their members and each member's share of the messages, one by one; see busiest_first."""
     groups: dict[tuple[str, str, str], list[tuple[int, QueueRow]]] = {}
     for shard, rows in answers:
         for row in rows:
             groups.setdefault((row.account, row.subject, row.queue), []).append((shard, row))
-    documents: list[Document] = []
     for (account, subject, queue), found in groups.items():
         # A member that moved meanwhile: what it was delivered moved with it.
         members = once(found, key=lambda row: (row.cid, row.sid), age=lambda row: row.msgs)
         msgs = sum(row.msgs for _shard, row in members)
         members.sort(key=lambda pair: (-pair[1].msgs, pair[1].cid))
-        documents.append(
-            {
-                "account": account,
-                "subject": subject,
-                "queue": queue,
-                "msgs": msgs,
-                "num_members": len(members),
-                "skew": skew([row.msgs for _shard, row in members]),
-                "members": [
-                    {
-                        "cid": row.cid,
-                        "sid": row.sid,
-                        "name": row.name,
-                        "shard": shard,
-                        "msgs": row.msgs,
-                        "share": round(row.msgs / msgs, 4) if msgs else 0.0,
-                    }
-                    for shard, row in members
-                ],
-            }
-        )
-    return sorted(documents, key=lambda group: (-group["msgs"], group["subject"], group["queue"], group["account"]))
+        yield {
+            "account": account,
+            "subject": subject,
+            "queue": queue,
+            "msgs": msgs,
+            "num_members": len(members),
+            "skew": skew([row.msgs for _shard, row in members]),
+            "members": [
+                {
+                    "cid": row.cid,
+                    "sid": row.sid,
+                    "name": row.name,
+                    "shard": shard,
+                    "msgs": row.msgs,
+                    "share": round(row.msgs / msgs, 4) if msgs else 0.0,
+                }
+                for shard, row in members
+            ],
+        }
+
+
+def busiest_first(group: Document) -> tuple[int, str, str, str]:
+    """The order of queue groups."""
+    return -group["msgs"], group["subject"], group["queue"], group["account"]
 
 
 MOST_SHOWN_SUBSCRIPTIONS = 8

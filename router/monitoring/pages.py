@@ -481,7 +481,13 @@ class Pages:
                 answers = await self._ask_all(facts, rows.QueuesQuery(MOST_QUEUE_MEMBERS), rows.QueuesPart)
             is_over = any(part.is_over for _shard, parts in answers for part in parts)
             members = [(shard, [row for part in parts for row in part.rows]) for shard, parts in answers]
-            return aggregate.queues(members), is_over
+            pace = Pace()
+            groups = []
+            for group in aggregate.queues(members):
+                groups.append(group)
+                if len(groups) % ROWS_IN_ONE_STEP == 0:
+                    await pace()
+            return sorted(groups, key=aggregate.busiest_first), is_over
 
         groups, is_over = await self._look(f"queues {query.text('shard')}", look)
         return _json(

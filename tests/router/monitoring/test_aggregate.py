@@ -21,6 +21,10 @@ from tests.router.monitoring.broker_facts import START_US, facts, shard
 NOW_US = START_US + 60_000_000
 
 
+def queues(answers: list[tuple[int, list[QueueRow]]]) -> list[dict[str, Any]]:
+    return sorted(aggregate.queues(answers), key=aggregate.busiest_first)
+
+
 def connection(cid: int, **changes: Any) -> ConnectionRow:
     fields: dict[str, Any] = {
         "ip": "127.0.0.1",
@@ -216,7 +220,7 @@ def test_a_subject_on_several_shards_is_one_with_all_its_deliveries():
 
 
 def test_shares_of_a_queue_group_are_over_all_shards():
-    groups = aggregate.queues(
+    groups = queues(
         [
             (0, [QueueRow("j", "q", "1", 30, 1, "one", "$G")]),
             (1, [QueueRow("j", "q", "1", 10, 2, "", "$G"), QueueRow("k", "q", "2", 0, 2, "", "$G")]),
@@ -233,7 +237,7 @@ def test_shares_of_a_queue_group_are_over_all_shards():
 def test_a_member_that_moved_meanwhile_is_one_member():
     for answers in ((30, 31), (31, 30)):
         rows = [(shard, [QueueRow("j", "q", "1", msgs, 1, "one", "$G")]) for shard, msgs in enumerate(answers)]
-        (group,) = aggregate.queues([*rows, (2, [QueueRow("j", "q", "2", 9, 1, "one", "$G")])])
+        (group,) = queues([*rows, (2, [QueueRow("j", "q", "2", 9, 1, "one", "$G")])])
         assert (group["msgs"], group["num_members"]) == (40, 2)
         assert [(one["sid"], one["shard"], one["msgs"]) for one in group["members"]] == [
             ("1", answers.index(31), 31),
@@ -247,9 +251,7 @@ def test_accounts_that_use_the_same_names_have_nothing_in_common():
     )
     assert [(row["account"], row["subject"], row["msgs"]) for row in subjects] == [("B", "a", 10), ("A", "a", 10)]
     assert [row["account"] for row in aggregate.top_subjects(subjects, "msgs", 9)] == ["A", "B"]
-    groups = aggregate.queues(
-        [(0, [QueueRow("j", "q", "1", 30, cid, "", account) for cid, account in ((1, "A"), (2, "B"))])]
-    )
+    groups = queues([(0, [QueueRow("j", "q", "1", 30, cid, "", account) for cid, account in ((1, "A"), (2, "B"))])])
     assert [(group["account"], group["msgs"], group["num_members"]) for group in groups] == [("A", 30, 1), ("B", 30, 1)]
 
 

@@ -259,6 +259,20 @@ async def test_a_client_with_thousands_of_subscriptions_is_shown_in_many_turns(
     assert page.result().splitlines()[3:] == at_once.splitlines()[3:]
 
 
+async def test_thousands_of_queue_groups_are_summed_up_in_many_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace, "SLICE_S", 0.0)
+    site = Site()
+    count = 20 * ROWS_IN_ONE_STEP
+    found = [rows.QueueRow(f"s.{number}", "q", "1", number, 1, "", "$G") for number in range(count)]
+    for shard_number in (0, 1):
+        site.shards.answers[shard_number, rows.QueuesQuery] = lambda _query: [rows.QueuesPart(found)]
+    page = asyncio.ensure_future(site.pages.queuez(PageQuery("limit=2")))
+    assert await turns_until_done(page) > 20
+    document = json.loads(page.result())
+    assert document["num_queues"] == count
+    assert [one["subject"] for one in document["queues"]] == [f"s.{count - 1}", f"s.{count - 2}"]
+
+
 async def test_of_thousands_of_accounts_that_are_asked_for_each_is_found_at_once() -> None:
     class Asked(tuple[str, ...]):
         def __contains__(self, _name: object) -> bool:
