@@ -8,6 +8,7 @@ the configuration.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
 from gnatswarm.broker.options import PlacementRule
@@ -80,6 +81,27 @@ class Patterns:
                 best = number
                 break
         return NONE if best == _BEHIND_ALL else best
+
+
+class Names:
+    """Many names, of which a pattern may match some."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._sorted = sorted(names)
+
+    def __bool__(self) -> bool:
+        return bool(self._sorted)
+
+    def have(self, pattern: str) -> bool:
+        """Whether it matches one. Looks at those that begin as it does."""
+        begin = pattern.partition("*")[0]
+        for at in range(bisect_left(self._sorted, begin), len(self._sorted)):
+            name = self._sorted[at]
+            if glob_matches(pattern, name):
+                return True
+            if not name.startswith(begin):
+                break
+        return False
 
 
 def _next(nodes: Iterable[_Node], token: str) -> list[_Node]:

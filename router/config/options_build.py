@@ -573,19 +573,18 @@ class _Building:
             known["user"].add(str(settings["auth_user"]))
         if not isinstance(rules, tuple) or not rules:
             return
-        from gnatswarm.broker.placement_rules import Patterns
+        from gnatswarm.broker.placement_rules import Names
 
+        known_names = {kind: Names(names) for kind, names in known.items()}
         for rule, at in zip(rules, self.rule_places, strict=True):
             assert isinstance(rule, PlacementRule)
             if isinstance(shards, int) and 0 < shards <= rule.shard:
                 what = f"there is no shard {rule.shard}: shards is {shards}"
                 advice = f"write 0 to {shards - 1}, or more shards; till then these clients stay where they are"
                 self.warnings.append(Problem(at, what, advice))
-            patterns = Patterns()
-            patterns.add(rule.pattern, 0)
             # A name that a client gives without having to prove it is known here only if there are users.
-            names = known.get(rule.kind)
-            if names and not any(patterns.find(name) == 0 for name in names):
+            names = known_names.get(rule.kind)
+            if names and not names.have(rule.pattern):
                 what = f'no {rule.kind} of this configuration is "{rule.pattern}"'
                 self.warnings.append(Problem(at, what, "check its spelling; * stands for anything"))
 

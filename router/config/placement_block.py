@@ -7,7 +7,7 @@ because an earlier one matches all of its clients, is a problem: somebody meant 
 from __future__ import annotations
 
 from gnatswarm.broker.options import PlacementRule
-from gnatswarm.broker.placement_rules import KINDS, NAMES, NONE, SUBJECT, Patterns, subject_covers
+from gnatswarm.broker.placement_rules import KINDS, NAMES, NONE, SUBJECT, Patterns, Subjects
 from gnatswarm.broker.subject import is_valid_subscription
 from gnatswarm.router.config import option_values as values
 from gnatswarm.router.config.conf_tree import Block, Entry, List, Node, Position, Problem, Scalar, text_in
@@ -32,7 +32,7 @@ class PlacementBlock:
         self.problems: list[Problem] = []
         self.places: list[Position] = []  # of the rules
         self._rules: list[PlacementRule] = []
-        self._patterns = {kind: Patterns() for kind in NAMES}
+        self._patterns: dict[str, Patterns | Subjects] = {SUBJECT: Subjects(), **{kind: Patterns() for kind in NAMES}}
         if not isinstance(entry.value, Block):
             what = f"Expected placement to be a map, got {entry.value.kind}"
             self._problem(entry.at, what, "write placement { rules: [ … ] }")
@@ -65,8 +65,7 @@ class PlacementBlock:
         for item in node.items:
             rule = self._rule(item)
             if rule is not None and self._is_reached(rule, item.at):
-                if rule.kind != SUBJECT:
-                    self._patterns[rule.kind].add(rule.pattern, len(self._rules))
+                self._patterns[rule.kind].add(rule.pattern, len(self._rules))
                 self._rules.append(rule)
                 self.places.append(item.at)
         self.settings["placement.rules"] = tuple(self._rules)
@@ -129,17 +128,7 @@ class PlacementBlock:
             return None
 
     def _is_reached(self, rule: PlacementRule, at: Position) -> bool:
-        if rule.kind == SUBJECT:
-            earlier = next(
-                (
-                    number
-                    for number, one in enumerate(self._rules)
-                    if one.kind == SUBJECT and subject_covers(one.pattern, rule.pattern)
-                ),
-                NONE,
-            )
-        else:
-            earlier = self._patterns[rule.kind].find(rule.pattern)
+        earlier = self._patterns[rule.kind].find(rule.pattern)
         if earlier == NONE:
             return True
         other, place = self._rules[earlier], self.places[earlier]

@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 
 from gnatswarm.broker import placement_rules
 from gnatswarm.broker.options import PlacementRule
-from gnatswarm.broker.placement_rules import NONE, Patterns, PlacementRules, Subjects, glob_matches, subject_covers
+from gnatswarm.broker.placement_rules import (
+    NONE,
+    Names,
+    Patterns,
+    PlacementRules,
+    Subjects,
+    glob_matches,
+    subject_covers,
+)
 from gnatswarm.broker.subject import matches
 
 texts = st.text("ab", max_size=5)
@@ -72,6 +80,32 @@ def test_covers(wide, narrow, covers):
     known = Subjects()
     known.add(wide, 7)
     assert known.find(narrow) == (7 if covers else NONE)
+
+
+@settings(deadline=None)
+@given(patterns, st.lists(texts, max_size=8))
+def test_names_have_what_a_pattern_matches(pattern, listed):
+    assert Names(listed).have(pattern) == any(naive(pattern, text) for text in listed)
+
+
+def test_a_pattern_looks_at_few_of_thousands_of_names(monkeypatch: pytest.MonkeyPatch):
+    looked: list[str] = []
+
+    def counted(pattern: str, text: str) -> bool:
+        looked.append(text)
+        return glob_matches(pattern, text)
+
+    monkeypatch.setattr(placement_rules, "glob_matches", counted)
+    names = Names(f"u{n}" for n in range(5000))
+    assert [names.have(pattern) for pattern in ("u77", "u77*", "x", "u5001*", "u49*9", "t")] == [
+        True,
+        True,
+        False,
+        False,
+        True,
+        False,
+    ]
+    assert len(looked) < 40
 
 
 @settings(deadline=None)
