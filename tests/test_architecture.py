@@ -73,6 +73,9 @@ CIRCLES: dict[frozenset[str], str] = {
     frozenset(
         {"loadtest.message", "loadtest.natswire", "loadtest.subscription"}
     ): "annotations alone: a connection has subscriptions and makes messages, which answer through it",
+    frozenset(
+        {"broker.pattern_index", "broker.rules", "broker.sublist"}
+    ): "a sublist that has many imported streams makes an index of them when it is asked; a rule knows its sublist",
 }
 
 # The packages of others that each folder may import; a folder that is not named here is free. What a broker runs on is
