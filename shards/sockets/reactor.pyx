@@ -78,7 +78,8 @@ cdef enum:
     # A round that lasts this long ends, and those that have not been served come first in the next: the loop, links and
     # clients with little are not to wait for thousands with much.
     ROUND_US = 20000
-    FEW_BYTES = 2048                # read of each client at least
+    CYCLE_US = 100000               # all have a turn within this: else less is read of each client, …
+    FEW_BYTES = 2048                # … at least this
     LOOK_BYTES = 32768              # after so much, a look at the clock
     LINGER_US = 1000000             # a peer that was sent an error has this long to read it
     FIN_BYTES = 1                   # what shutdown() adds to the unacknowledged bytes
@@ -613,7 +614,7 @@ cdef class Reactor:
         cdef uint64_t until_us = self.box.now_us + ROUND_US
         cdef size_t settled = 0, looked = 0
         cdef Source source = None
-        cdef int i = 0
+        cdef int n_ready = n, i = 0
         self.round.is_cut = False
         if unlikely(self.round.most_bytes < <uint32_t>READ_BYTES):
             self.serve_links()
@@ -622,6 +623,11 @@ cdef class Reactor:
                 while i < n:
                     source = <Source>events[i].data.ptr
                     i += 1
+                    if unlikely(self.round.is_long):
+                        if source.cycle == self.round.cycle:   # again: so all others have had their turn
+                            self.round.cycle += 1
+                            self.round.cycle_us = self.box.now_us
+                        source.cycle = self.round.cycle
                     if source.fd >= 0:
                         source.on_event(events[i - 1].events)
                     if self.round.bytes_read - settled > MOST_UNSETTLED_BYTES:
@@ -636,8 +642,9 @@ cdef class Reactor:
                 if not isinstance(source, Socket) or not (<Socket>source).peer.on_failure():
                     raise
                 self.give_up(<Socket>source)
-        if unlikely(self.round.is_cut or self.round.most_bytes < <uint32_t>READ_BYTES):
-            self.pace(n)
+        if unlikely(self.round.is_cut or self.round.most_events < MOST_EVENTS
+                    or self.round.most_bytes < <uint32_t>READ_BYTES):
+            self.pace(n_ready, n)
         if self.round.is_due:
             if n:
                 self.settle()   # who is due may take a while
@@ -647,21 +654,28 @@ cdef class Reactor:
                 source.on_event(0)
         return 0
 
-    cdef void pace(self, int n) noexcept:
-        """How much the next round takes on, by the time that this one with `n` events took.
+    cdef void pace(self, int n_ready, int n) noexcept:
+        """How much the next round takes on, by the time that this one took, for `n` of the events that there were.
 
         No more events than were served: epoll puts all that it reports behind all others, and those left out would be
-        left out again and again.
+        left out again and again. Less is read of each client while it takes long until all have had a turn.
         """
         cdef Round *round = &self.round
-        cdef uint64_t took_us = monotonic_us() - self.box.now_us
+        cdef uint64_t now_us = monotonic_us()
+        cdef bint is_quick = now_us - self.box.now_us < ROUND_US // 4
         if round.is_cut:
             round.most_events = n
-        if took_us > ROUND_US:
+            if not round.is_long:
+                round.is_long = True
+                round.cycle += 1
+                round.cycle_us = self.box.now_us
+        elif is_quick and n_ready < round.most_events:   # that were all
+            round.is_long = False
+        if round.is_long and now_us - round.cycle_us > CYCLE_US:
             round.most_bytes = max(<uint32_t>FEW_BYTES, round.most_bytes // 4)
-        elif took_us < ROUND_US // 4 and round.most_events < MOST_EVENTS:
+        elif is_quick and round.most_events < MOST_EVENTS:
             round.most_events = min(<int>MOST_EVENTS, 2 * round.most_events)
-        elif took_us < ROUND_US // 4:
+        elif is_quick:
             round.most_bytes = min(<uint32_t>READ_BYTES, 2 * round.most_bytes)
 
     cdef void read_less(self, Peer peer, iovec *part) noexcept:

@@ -15,6 +15,9 @@ ctypedef struct Round:
     uint32_t may_leave       # so many subscriptions of clients that go may still be taken out
     # Where rounds were too long:
     bint is_cut              # it is over, though others are ready
+    bint is_long             # rounds are: it is noted who has had a turn in this cycle, the number of …
+    uint32_t cycle
+    uint64_t cycle_us        # … which began then
     int most_events          # so many of those that are ready are served in a round, …
     uint32_t most_bytes      # … and so much is read of each client
 
@@ -24,5 +27,6 @@ cdef class Source:
     cdef int set_fd          # the epoll set that it is in
     cdef uint32_t armed      # the epoll events it is in the set for
     cdef int at              # its index in reactor.sources; -1: not there
+    cdef uint32_t cycle      # of the reactor's rounds: the last in which it had a turn
     cdef uint32_t looked     # of a patient set: the number of the last look that read it
     cdef int on_event(self, uint32_t events) except -1
