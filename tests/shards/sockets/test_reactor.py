@@ -435,7 +435,7 @@ def test_clients_with_many_subscriptions_that_go_at_once_are_taken_out_in_severa
     for n in range(0, 100_000, 1000):
         for client in clients:
             client.sendall(b"".join(b"SUB a.%d %d\r\n" % (sid, sid) for sid in range(n, n + 1000)))
-        bench.turn_until(lambda n=n: bench.sublist.n_subs == 4 * (n + 1000))  # type: ignore[misc]
+        bench.turn_until(lambda n=n: bench.sublist.n_subs == 4 * (n + 1000))
     for client in clients:
         client.close()
     rounds = 0
