@@ -102,7 +102,7 @@ cdef class Reactor:
     cdef int serve(self, epoll_event *events, int n) except -1
     cdef int serve_ready(self, epoll_event *events, int n) except -1
     cdef int serve_events(self, epoll_event *events, int n) except -1
-    cdef void pace(self, int n_ready, int n) noexcept
+    cdef void pace(self, int n_ready, int n, uint64_t began_us) noexcept
     cdef void read_less(self, Peer peer, iovec *part) noexcept
     cdef int serve_links(self) except -1
     cdef int give_up(self, Socket socket) except -1

@@ -79,7 +79,8 @@ cdef enum:
     # clients with little are not to wait for thousands with much.
     ROUND_US = 20000
     CYCLE_US = 100000               # all have a turn within this: else less is read of each client, …
-    FEW_BYTES = 2048                # … at least this
+    FEW_BYTES = 2048                # … at least this, …
+    AS_MANY_CLIENTS = 32            # … and of a link, which speaks for many, as of so many clients
     LOOK_BYTES = 32768              # after so much, a look at the clock
     LINGER_US = 1000000             # a peer that was sent an error has this long to read it
     FIN_BYTES = 1                   # what shutdown() adds to the unacknowledged bytes
@@ -611,13 +612,14 @@ cdef class Reactor:
         return 0
 
     cdef int serve_events(self, epoll_event *events, int n) except -1:
-        cdef uint64_t until_us = self.box.now_us + ROUND_US
+        cdef uint64_t began_us = self.box.now_us
         cdef size_t settled = 0, looked = 0
         cdef Source source = None
         cdef int n_ready = n, i = 0
         self.round.is_cut = False
         if unlikely(self.round.most_bytes < <uint32_t>READ_BYTES):
             self.serve_links()
+            began_us = monotonic_us()
         while i < n:
             try:
                 while i < n:
@@ -635,7 +637,7 @@ cdef class Reactor:
                         self.settle()
                     if unlikely(i & 7 == 0 or self.round.bytes_read - looked > LOOK_BYTES) and i < n:
                         looked = self.round.bytes_read
-                        if monotonic_us() > until_us:
+                        if monotonic_us() - began_us > ROUND_US:
                             self.round.is_cut = True   # (epoll reports those that are left once more)
                             n = i
             except Exception:
@@ -644,7 +646,7 @@ cdef class Reactor:
                 self.give_up(<Socket>source)
         if unlikely(self.round.is_cut or self.round.most_events < MOST_EVENTS
                     or self.round.most_bytes < <uint32_t>READ_BYTES):
-            self.pace(n_ready, n)
+            self.pace(n_ready, n, began_us)
         if self.round.is_due:
             if n:
                 self.settle()   # who is due may take a while
@@ -654,7 +656,7 @@ cdef class Reactor:
                 source.on_event(0)
         return 0
 
-    cdef void pace(self, int n_ready, int n) noexcept:
+    cdef void pace(self, int n_ready, int n, uint64_t began_us) noexcept:
         """How much the next round takes on, by the time that this one took, for `n` of the events that there were.
 
         No more events than were served: epoll puts all that it reports behind all others, and those left out would be
@@ -662,7 +664,8 @@ cdef class Reactor:
         """
         cdef Round *round = &self.round
         cdef uint64_t now_us = monotonic_us()
-        cdef bint is_quick = now_us - self.box.now_us < ROUND_US // 4
+        cdef bint is_quick = now_us - began_us < ROUND_US // 4
+        cdef bint is_overdue = False
         if round.is_cut:
             round.most_events = n
             if not round.is_long:
@@ -671,21 +674,26 @@ cdef class Reactor:
                 round.cycle_us = self.box.now_us
         elif is_quick and n_ready < round.most_events:   # that were all
             round.is_long = False
-        if round.is_long and now_us - round.cycle_us > CYCLE_US:
+        is_overdue = round.is_long and now_us - round.cycle_us > CYCLE_US
+        if is_overdue:
             round.most_bytes = max(<uint32_t>FEW_BYTES, round.most_bytes // 4)
-        elif is_quick and round.most_events < MOST_EVENTS:
+        if is_quick and round.most_events < MOST_EVENTS:
             round.most_events = min(<int>MOST_EVENTS, 2 * round.most_events)
-        elif is_quick:
+        elif is_quick and not is_overdue:
             round.most_bytes = min(<uint32_t>READ_BYTES, 2 * round.most_bytes)
 
     cdef void read_less(self, Peer peer, iovec *part) noexcept:
         """Others wait for long. (A large payload costs no more than the copy.)"""
         cdef bint is_shared = self.shared <= <uint8_t *>part.iov_base < self.shared + READ_BYTES
-        if is_shared and part.iov_len > self.round.most_bytes and isinstance(peer, ClientConnection):
-            part.iov_len = self.round.most_bytes
+        cdef uint32_t most = self.round.most_bytes
+        if not isinstance(peer, ClientConnection):
+            most *= AS_MANY_CLIENTS
+        if is_shared and part.iov_len > most:
+            part.iov_len = most
 
     cdef int serve_links(self) except -1:
-        """Siblings and other servers speak for many: they have a turn in each round, and not one for each of ours."""
+        """Siblings and other servers speak for many: they have a turn in each round, not one in each cycle."""
+        cdef uint64_t began_us = monotonic_us()
         cdef Socket socket
         for item in list(self.links):
             socket = <Socket>item
@@ -696,6 +704,11 @@ cdef class Reactor:
                 if not socket.peer.on_failure():
                     raise
                 self.give_up(socket)
+            if socket.fd >= 0:   # behind the others
+                self.links.remove(socket)
+                self.links.append(socket)
+            if monotonic_us() - began_us > ROUND_US:
+                break
         return 0
 
     cdef int give_up(self, Socket socket) except -1:
