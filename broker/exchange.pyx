@@ -22,8 +22,8 @@ from gnatswarm.broker.outbuf cimport (
 from gnatswarm.broker.reroutes cimport CAME_IN, LINGERING, REFUSED, OriginLink
 from gnatswarm.broker.routewire cimport write_interest
 from gnatswarm.broker.rules cimport StreamImport
-from gnatswarm.broker.shadows cimport STEPS_A_LOOK, STEPS_A_SHADOW
 from gnatswarm.broker.serverwire cimport DIALECT_LEAF, MOST_ORIGIN_BYTES, write_server_interest
+from gnatswarm.broker.shadows cimport STEPS_A_LOOK, STEPS_A_SHADOW
 from gnatswarm.broker.sublist cimport MOST_MATCHING, count_steps, match_steps
 from gnatswarm.broker.table cimport MOST_KEY_BYTES
 from gnatswarm.broker.word cimport SLACK, hash_bytes, likely, unlikely
@@ -910,13 +910,9 @@ cdef class Exchange(Onward):
         rows = ((*one, origin) for one in listing.found for origin in apart.get(one, (b"",)))
         return list(islice(rows, most))
 
-    def renew_imports(self, accounts):
-        """Accounts with these names (bytes) import other streams than before."""
-        for _ in self.renewals(accounts):
-            pass
-
     def renewals(self, accounts):
-        """The same in steps of some 2 ms, between which interest may change."""
+        """Accounts with these names (bytes) import other streams than before: leaf nodes get those when the last step
+        is gone. A step takes some 2 ms, and interest may change in between."""
         cdef int slot
         cdef uint64_t most_steps = match_steps + MOST_MATCHING
         for slot in range(FIRST_SLOT, END_SLOT):

@@ -100,7 +100,8 @@ class Gateway:
 
     def configure(self) -> None:
         """What accounts import and map may have changed, as in shards.gateway.gateway."""
-        self.exchange.renew_imports(self._mesh.account_names())
+        for _ in self.exchange.renewals(self._mesh.account_names()):
+            pass
         for account, wanted in self.process.swarm.own_interest().items():
             self.exchange.set_own_interest(account.encode(), {one.encode() for one in wanted})
 
