@@ -109,6 +109,15 @@ class LinkSockets:
             raise
         return sock
 
+    def process_of(self, sock: socket.socket) -> int:
+        """The process at the other end, for has_ended()."""
+        return private_socket.process_of(sock)
+
+    def has_ended(self, process: int) -> bool:
+        """Whether it certainly has."""
+        with self._reserve.opened():
+            return private_socket.has_ended(process)
+
     def open(self, sock: socket.socket, link: SiblingLink, session: LinkSession) -> Socket:
         """Let the reactor carry a link over this connection, and tell the session when it ends."""
         for name in (socket.SO_SNDBUF, socket.SO_RCVBUF):

@@ -9,7 +9,7 @@ which the `LinkSink` is told. Not here: frames after the handshake (broker.link)
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -60,6 +60,14 @@ class Hello(msgspec.Struct, frozen=True):
 _hello_decoder = msgspec.json.Decoder(Hello)
 
 
+class Hole(NamedTuple):
+    """A link broke though the router lists its sibling, of which this is the process."""
+
+    boot_id: str
+    since_s: float
+    process: int
+
+
 class LinkSession:
     """One link: its engine part and the state of its handshake."""
 
@@ -72,6 +80,7 @@ class LinkSession:
         self.dialled = dialled
         self.hello: Hello | None = None
         self.socket: LinkSocket | None = None
+        self.process = 0  # at the other end, for Transport.has_ended()
         self.is_early = False  # its handshake came before the router told us of that shard
 
     def __str__(self) -> str:
@@ -141,6 +150,12 @@ class Transport(Protocol):
     def dial(self, path: str) -> Any:
         """A connection to the shard that listens there; OSError: none does, or it has no room."""
 
+    def process_of(self, connection: Any) -> int:
+        """The process at the other end, for has_ended(); 0: nobody knows."""
+
+    def has_ended(self, process: int) -> bool:
+        """Whether it certainly has."""
+
     def open(self, connection: Any, link: SiblingLink, session: LinkSession) -> LinkSocket:
         """Let a link be carried over this connection, and tell the session when it ends."""
 
@@ -204,7 +219,7 @@ class Links:
         self.reply_prefixes = ReplyPrefixes(mesh, fence, self.reroutes)
         self._hello = hello
         self._sink = sink
-        self._missing: dict[int, tuple[str, float]] = {}  # siblings whose link broke: boot id, and when it broke
+        self._missing: dict[int, Hole] = {}  # siblings whose link broke
         self._parted: dict[str, float] = {}  # boot ids of siblings not to be dialled, and until when
         self._is_ready = False
         self._siblings: dict[int, LinkedShard] = {}
@@ -262,6 +277,7 @@ class Links:
     def _start(self, connection: Any, *, dialled: LinkedShard | None) -> None:
         session = LinkSession(self, self._mesh, self._fence, self.reroutes, dialled=dialled)
         self._greeting[session] = None
+        session.process = self._sockets.process_of(connection)
         session.socket = self._sockets.open(connection, session.link, session)
         session.link.send(self._info if dialled is None else self._info + self._connect)
         self._loop.call_later(HANDSHAKE_S, self._give_up, session)
@@ -328,13 +344,9 @@ class Links:
         for shard, session in list(self._sessions.items()):
             if not self._is_alive(session) and not self._is_heard_out(session, known.get(shard)):
                 self._drop(session, "its shard is gone")
-        for shard, (boot_id, _) in list(self._missing.items()):
-            if shard not in known or known[shard].boot_id != boot_id:
-                del self._missing[shard]
-                self._fence.gone(shard)
-                self._sink.on_dead(shard)
-                self.reroutes.look_again()
-                self._look_whether_whole()
+        for shard, hole in list(self._missing.items()):
+            if shard not in known or known[shard].boot_id != hole.boot_id:
+                self._close_hole(shard)
         for session in [one for one in self._greeting if one.is_early and self._is_alive(one)]:
             session.is_early = False
             self.on_linked(session)
@@ -454,7 +466,7 @@ class Links:
         else:
             was_whole = not self._missing
             if shard not in self._missing:  # (else it broke again before it was whole: the looks go on)
-                hole = self._missing[shard] = (session.hello.boot_id, self._loop.time())
+                hole = self._missing[shard] = Hole(session.hello.boot_id, self._loop.time(), session.process)
                 self._loop.call_later(LOOK_S, self._look_at_hole, shard, hole, 1.0, self._progress(shard))
             if was_whole:
                 self._sink.on_hole()
@@ -464,21 +476,30 @@ class Links:
         session = self._sessions.get(shard)
         return session, 0 if session is None else session.link.n_told + self._mesh.n_slices + self.moves.n_slices
 
-    def _look_at_hole(
-        self, shard: int, hole: tuple[str, float], looks: float, before: tuple[LinkSession | None, int]
-    ) -> None:
+    def _look_at_hole(self, shard: int, hole: Hole, looks: float, before: tuple[LinkSession | None, int]) -> None:
         if self._missing.get(shard) is not hole:
+            return
+        now = self._progress(shard)
+        if now[0] is None and self._sockets.has_ended(hole.process):
+            logger.warning("Shard %d has ended, and the router has not told so: serving on without it", shard)
+            self._close_hole(shard)
             return
         most = LOOKS_OF_THE_DIALLED if shard > self._hello.shard else LOOKS_OF_THE_DIALLER
         if looks >= most:
-            self._sink.on_given_up(
-                f"the link to shard {shard} broke and could not be made again for {self._loop.time() - hole[1]:.3g} s"
-            )
+            for_s = self._loop.time() - hole.since_s
+            self._sink.on_given_up(f"the link to shard {shard} broke and could not be made again for {for_s:.3g} s")
             return
-        now = self._progress(shard)
         goes_on = now[0] is not None and now[0] is before[0] and (now[1] > before[1] or now[0].link.is_unheard)
         looks += LOOK_AT_PROGRESS if goes_on else 1
         self._loop.call_later(LOOK_S, self._look_at_hole, shard, hole, looks, now)
+
+    def _close_hole(self, shard: int) -> None:
+        """That sibling does not live any more, so nothing is missing."""
+        del self._missing[shard]
+        self._fence.gone(shard)
+        self._sink.on_dead(shard)
+        self.reroutes.look_again()
+        self._look_whether_whole()
 
     def _look_whether_whole(self) -> None:
         if not self._missing:

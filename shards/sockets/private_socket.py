@@ -7,6 +7,7 @@ connected. Used for links and for clients that move.
 from __future__ import annotations
 
 import os
+import select
 import socket
 import struct
 
@@ -29,6 +30,34 @@ def listening_at(path: str, backlog: int) -> socket.socket:
 
 
 def user_of(sock: socket.socket) -> int:
-    """The user id of the process at the other end, as it was when that connected."""
-    _pid, uid, _gid = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-    return int(uid)
+    """The user id of the process at the other end, as it was when that connected, or began to listen."""
+    return _credentials(sock)[1]
+
+
+def process_of(sock: socket.socket) -> int:
+    """The id of that process; 0: it cannot be seen from here."""
+    return _credentials(sock)[0]
+
+
+def _credentials(sock: socket.socket) -> tuple[int, int, int]:
+    pid, uid, gid = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return int(pid), int(uid), int(gid)
+
+
+def has_ended(pid: int) -> bool:
+    """Whether that process has certainly ended, though nobody may have reaped it.
+
+    Of a process that cannot be seen, and where another one has its number by now, this is not certain.
+    """
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    try:
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        return bool(poll.poll(0))
+    finally:
+        os.close(descriptor)

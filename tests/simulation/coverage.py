@@ -85,6 +85,7 @@ SITUATIONS = {
     "answer of several": "answer to be followed",
     "link broke": "link break",
     "all clients of a shard held": "hole",
+    "… until it sees that the sibling is dead": "sibling found dead before the router tells",
     "the broker has as many clients as it may": "the broker has enough clients",
     "… or an account": "the account has enough clients",
     "connections handed over": "handed over",

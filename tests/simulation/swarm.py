@@ -237,6 +237,13 @@ class Transport:
         there.loop.call_soon(there.transport.on_accepted, other)
         return mine
 
+    def process_of(self, end: End) -> Any:
+        return end.other.process
+
+    def has_ended(self, process: Any) -> bool:
+        self._process.swarm.seen["sibling found dead before the router tells"] += not process.has_process
+        return not process.has_process
+
     def open(self, end: End, link: SiblingLink, _session: LinkSession) -> End:
         end.socket = self._process.engine.probe.adopt(link)
         end.link = link
@@ -325,8 +332,10 @@ class Sink(Siblings):
 
     def on_given_up(self, why: str) -> None:
         self._process.swarm.seen["given up"] += 1
-        missed = [number for number in range(64) if f"the link to shard {number} broke" in why]
-        assert set(missed) <= self._process.listed, f"{self._process.number} has no link to a dead shard, and gives up"
+        missed = [boot_id for number, boot_id in self._process.listed.items() if f"to shard {number} broke" in why]
+        assert missed, f"{self._process.number} has no link to a shard that is not listed, and gives up"
+        has_process = self._process.swarm.by_boot_id[missed[0]].has_process
+        assert has_process, f"{self._process.number} has no link to {missed[0]}, whose process has ended, and gives up"
         self._process.loop.call_soon(self._process.die, why)
 
 
@@ -522,7 +531,7 @@ class Process:
         self.has_left = False  # in order
         self.leaves_at_s = 0.0  # when it leaves at the latest
         self.quiet_s = 0.0  # for so long nobody must have come when it leaves before
-        self.listed: set[int] = set()  # shards that live, as the router said last
+        self.listed: dict[int, str] = {}  # boot ids of shards that live, as the router said last
         self.left_due = False  # it left when its time was up, with replies due
         self.is_relay = False  # this shard has left, and its process stays for clients with TLS
         self.is_relay_next = False  # it leaves, and its process stays for clients with TLS
@@ -564,6 +573,11 @@ class Process:
         self.departures = Departures(self.loop, self.clients, self.links.moves)  # type: ignore[arg-type]
         self.departures.host = self.host  # type: ignore[assignment]
         self.tell_router(control.Linked(self.peer.path))
+
+    @property
+    def has_process(self) -> bool:
+        """Whether its process lives: as a shard, or as what carries TLS of those who have left."""
+        return self.is_alive or self.is_relay
 
     def tell_router(self, message: supervision.ShardMessage) -> None:
         """Send a message on the control channel; a router that is dead reads nothing."""
@@ -630,7 +644,7 @@ class Process:
         if isinstance(message, Channel):
             self.on_channel(message.router)
         elif isinstance(message, control.LinkedShards):
-            self.listed = {one.shard for one in message.shards}
+            self.listed = {one.shard: one.boot_id for one in message.shards}
             self.links.on_linked_shards(message.shards)
         elif isinstance(message, control.Ping):
             self.tell_router(control.Pong(message.seq))
@@ -1018,7 +1032,7 @@ class Swarm:
         self._late = None
         for process in self.processes.values():
             process.outbox = deque(one for one in process.outbox if isinstance(one, supervision.Exited))
-            if process.is_alive or process.is_relay:
+            if process.has_process:
                 process.inbox.append(Channel(0))
 
     def adopt(self) -> None:

@@ -13,7 +13,7 @@ from functools import partial
 import pytest
 
 from tests.support import swarm
-from tests.support.servers import Broker, session_pids
+from tests.support.servers import Broker, session_pids, suspended
 from tests.support.traffic import Traffic
 from tests.support.turns import until
 from tests.support.wire import Cluster
@@ -75,6 +75,29 @@ async def test_a_shard_that_dies_with_it_is_replaced_and_its_siblings_go_on(star
         await until(partial(_serves_anew, broker, victim, pid))
         await traffic.progress(200)
     assert await traffic.finish() >= 1_200
+
+
+async def test_siblings_of_a_shard_that_dies_serve_on_while_the_router_does_nothing(start_broker, cluster_of, subject):
+    """They see for themselves that it is dead: no link to it is missing, for which they would wait and end at last."""
+    broker = start_broker()
+    cluster = cluster_of(broker)
+    victim = broker.kind.shards - 1
+    before = await swarm.pids(broker)
+    client = await swarm.client_on(cluster, 0)
+    await client.talk(f"SUB {subject} 1\r\nPING\r\n", expect="PONG\r\n")
+    router = (await asyncio.to_thread(swarm.status, broker))["router_pid"]
+    with suspended(router):
+        swarm.signal_shard(broker, before[victim])
+        seen = len(broker.log.lines)
+        served = asyncio.to_thread(broker.log.wait_line, f"shard 0 - Shard {victim} has ended", DEADLINE_S, seen)
+        await client.talk(f"PUB {subject} 2\r\nhi\r\nPING\r\n", expect=f"MSG {subject} 1 2\r\nhi\r\nPONG\r\n")
+        await served
+        await client.talk(f"PUB {subject} 2\r\nhi\r\nPING\r\n", expect=f"MSG {subject} 1 2\r\nhi\r\nPONG\r\n")
+    await until(partial(_serves_anew, broker, victim, before[victim]))
+    after = await swarm.pids(broker)
+    assert {shard: pid for shard, pid in after.items() if shard != victim} == {
+        shard: pid for shard, pid in before.items() if shard != victim
+    }
 
 
 def _serves_anew(broker: Broker, shard: int, old_pid: int) -> bool:

@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import socket
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,15 @@ from gnatswarm.broker.mesh import Mesh
 from gnatswarm.shards.boundary.control import LinkedShard
 from gnatswarm.shards.links import links as module
 from gnatswarm.shards.links.link_sockets import LinkSockets
-from gnatswarm.shards.links.links import HANDSHAKE_S, LINK_VERSION, LOOK_S, LOOKS_OF_THE_DIALLED, Hello, Links
+from gnatswarm.shards.links.links import (
+    HANDSHAKE_S,
+    LINK_VERSION,
+    LOOK_S,
+    LOOKS_OF_THE_DIALLED,
+    LOOKS_OF_THE_DIALLER,
+    Hello,
+    Links,
+)
 from gnatswarm.shards.sockets.reactor import Reactor
 
 TURNS = 50  # Unix sockets deliver at once: what has not happened after so many will not happen
@@ -381,6 +390,32 @@ def test_who_is_dialled_gives_up_when_nobody_dials_again(swarm: Swarm) -> None:
     assert one.said[1:] == [
         f"the link to shard 1 broke and could not be made again for {LOOKS_OF_THE_DIALLED * LOOK_S:g} s"
     ]
+
+
+@pytest.mark.parametrize("ends", [0, 1], ids=["is dialled", "dials"])
+@pytest.mark.parametrize("is_reaped", [True, False])
+def test_nobody_waits_for_a_process_that_has_ended(swarm: Swarm, ends: int, is_reaped: bool) -> None:
+    """Whatever the router says, or does not."""
+    siblings = [swarm.start(0), swarm.start(1)]
+    swarm.tell(*siblings)
+    other = siblings[1 - ends]
+    process = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    if is_reaped:
+        process.wait()
+    for session in other.links.sessions:
+        session.process = process.pid
+    other.links.part(ends, 60.0)
+    siblings[ends].links.part(1 - ends, 60.0)
+    swarm.run()
+    assert other.said == ["ready", "hole"]
+    swarm.pass_s(LOOK_S)
+    process.wait()
+    assert other.said == ["ready", "hole", "whole"]
+    assert other.dead == [ends]
+    swarm.pass_s(LOOK_S * LOOKS_OF_THE_DIALLER)
+    assert other.said == ["ready", "hole", "whole"]
+    assert "could not be made again" in str(siblings[ends].said[-1])
 
 
 def test_a_link_that_breaks_again_and_again_is_given_up_as_one_that_does_not_come_back(swarm: Swarm) -> None:
