@@ -13,7 +13,6 @@ from cpython.memoryview cimport PyMemoryView_FromMemory
 from libc.errno cimport EAGAIN, EINTR, errno
 from libc.stdint cimport uint32_t
 from libc.string cimport memcpy
-from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
 from ssl import MemoryBIO, SSLError, SSLWantReadError
 
@@ -23,6 +22,7 @@ from gnatswarm.broker.outbuf cimport (
     out_call, out_condemn, out_gather, out_take)
 from gnatswarm.broker.word cimport likely, unlikely
 from gnatswarm.shards.sockets.reactor cimport Reactor, Socket, note_read
+from gnatswarm.shards.sockets.source cimport monotonic_us
 
 from msgspec import structs
 
@@ -70,12 +70,6 @@ cdef uint64_t PROLOGUE_US = int(TIMEOUT_S * 1_000_000)
 # SHARED BY ALL SOCKETS: the contents are used up before the next recv() or send().
 cdef uint8_t WIRE_IN[65536]
 cdef uint8_t WIRE_OUT[65536]
-
-
-cdef inline uint64_t monotonic_us() noexcept nogil:
-    cdef timespec t
-    clock_gettime(CLOCK_MONOTONIC, &t)
-    return <uint64_t>t.tv_sec * 1000000 + t.tv_nsec // 1000
 
 
 cdef inline object readable(const void *data, Py_ssize_t size):
@@ -207,14 +201,14 @@ cdef class LayeredSocket(Socket):
             return 0
         if self.is_opening and reactor.round.opening_us > MOST_OPENING_US:
             return 0   # epoll reports it again in the next round
-        got = recv(self.fd, WIRE_IN, WIRE_BYTES, 0)
+        got = recv(self.fd, WIRE_IN, min(<uint32_t>WIRE_BYTES, reactor.round.most_bytes), 0)
         if likely(got > 0):
             reactor.round.bytes_read += got
             if self.is_opening:
                 self.opening_bytes += got
                 if self.opening_bytes > MOST_OPENING_BYTES:
                     return self.fail("too much before the end of the handshake", None)
-            else:
+            elif got != reactor.round.most_bytes:   # (else there may be more)
                 note_read(self, got)
             return self.take(WIRE_IN, got)
         if got < 0 and (errno == EAGAIN or errno == EINTR):

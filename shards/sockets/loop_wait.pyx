@@ -85,7 +85,6 @@ cdef struct Hook:
     void **watchers     # the loop's queue of them
     void *idle          # a handle that keeps libuv from waiting: it is started whenever we do not wait
     bint *is_due        # the reactor's: do not wait
-    int *most_events    # the reactor's
     int fd              # the reactor's set
 
 
@@ -98,7 +97,7 @@ cdef void wait_in_place(void *handle) noexcept nogil:
     while hook.watchers[0] == <void *>hook.watchers:    # (else the loop's set lacks some until its next poll)
         uv_update_time(hook.uv_loop)
         timeout_ms = uv_backend_timeout(hook.uv_loop)
-        n = epoll_wait(hook.fd, events, hook.most_events[0], 0 if hook.is_due[0] else timeout_ms)
+        n = epoll_wait(hook.fd, events, MOST_EVENTS, 0 if hook.is_due[0] else timeout_ms)
         if n < 0 and errno == EINTR:    # (a signal is among the loop's own events as well)
             continue
         if n < 0 or (n == 0 and not hook.is_due[0]):
@@ -181,7 +180,6 @@ cdef class LoopWait:
         hook.watchers = <void **>(<char *>wait.uv_loop + WATCHER_QUEUE_AT)
         hook.idle = idle
         hook.is_due = &reactor.round.is_due
-        hook.most_events = &reactor.round.most_events
         hook.fd = reactor.fd
         uv_idle_init(wait.uv_loop, idle)
         uv_prepare_init(wait.uv_loop, hook + 1)

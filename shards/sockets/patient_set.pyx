@@ -15,12 +15,14 @@ from posix.unistd cimport close as close_fd, read as read_fd
 from gnatswarm.shards.sockets.epoll cimport (
     EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLLIN, epoll_create1, epoll_ctl,
     epoll_event, epoll_wait)
+from gnatswarm.shards.sockets.source cimport monotonic_us
 from gnatswarm.shards.sockets.timerfd cimport (
     TFD_CLOEXEC, TFD_NONBLOCK, itimerspec, timerfd_create, timerfd_settime)
 
 
 cdef enum:
-    MOST_EVENTS = 64                # sockets read in one round; a look at more goes on in the next
+    MOST_EVENTS = 64                # sockets read in one round; a look at more goes on in the next, …
+    MOST_US = 5000                  # … as one does that lasts: others have a round
     IDLE_TICKS = 4                  # looks that find nothing before the clock is stopped
 
 
@@ -128,6 +130,7 @@ cdef class PatientSet(Source):
         cdef int n = epoll_wait(self.fd, events, MOST_EVENTS, 0)
         cdef int i
         cdef bint was_all = n < MOST_EVENTS
+        cdef uint64_t began_us = monotonic_us()
         cdef Source source
         if n <= 0 and not self.is_looking:
             self.idle_ticks += 1
@@ -143,11 +146,14 @@ cdef class PatientSet(Source):
             source = <Source>events[i].data.ptr
             if source.looked == self.number:   # epoll reports who has been read behind all others
                 was_all = True
-                break
+                continue
             source.looked = self.number
             if source.fd >= 0:
                 self.reads += 1
                 source.on_event(events[i].events)
+            if i & 7 == 7 and i + 1 < n and monotonic_us() - began_us > MOST_US:
+                was_all = False
+                break
         self.found += self.round.bytes_read - before
         self.round.bytes_read = before   # the clock says when to look again, not how much there was
         if was_all:

@@ -28,6 +28,7 @@ cdef enum:
     # deploy/decisions). It is shared, so it costs once per shard.
     READ_BYTES = 262144
     MOST_EVENTS = 256
+    MOST_IN_CROWD = 4096     # events of a round that would be long
     MOST_PARTS = 64          # iovecs of one gathering write
 
 
@@ -79,11 +80,13 @@ cdef class Reactor:
     cdef readonly Crowd crowd
     cdef readonly PatientSet gathered  # while the crowd is gathering: the publishers that it consists of
     cdef uint8_t *shared               # the read buffer
+    cdef epoll_event *crowded          # events of a long round
     cdef list sources                  # every Source that is open
     cdef list gone                     # Sources closed in this round
     cdef object leaving                # a deque of gone clients whose subscriptions are being taken out
     cdef list links                    # Sockets of others than clients
     cdef list held                     # Sockets whose peers wait for a slow receiver
+    cdef object resuming               # a deque of those that need wait no more
     cdef Round round
     cdef Source due                    # … who that is: a ShortTimer
     cdef bint has_wait                 # rounds come at once where somebody is due (loop_wait)
@@ -102,9 +105,14 @@ cdef class Reactor:
     cdef int serve(self, epoll_event *events, int n) except -1
     cdef int serve_ready(self, epoll_event *events, int n) except -1
     cdef int serve_events(self, epoll_event *events, int n) except -1
-    cdef void pace(self, int n_ready, int n, uint64_t began_us) noexcept
-    cdef void read_less(self, Peer peer, iovec *part) noexcept
+    # A round where rounds last too long.
+    cdef int serve_crowd(self) except -1
+    cdef int serve_few(self, epoll_event *events, int n, uint64_t until_us) except -1
     cdef int serve_links(self) except -1
+    cdef int serve_many(self, epoll_event *events, int n, uint64_t until_us) except -1
+    cdef int serve_one(self, Source source, uint32_t events) except -1
+    cdef void read_less(self, Peer peer, iovec *part) noexcept
+    cdef int call_due(self) except -1
     cdef int give_up(self, Socket socket) except -1
     # Call its on_event(0) in the next round; None: nobody's.
     cdef void set_due(self, Source source) noexcept

@@ -9,9 +9,8 @@ closed; nothing here blocks.
 """
 
 from libc.errno cimport EAGAIN, EINTR, errno
-from libc.stdlib cimport free
+from libc.stdlib cimport free, malloc
 from libc.string cimport memset
-from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 from posix.unistd cimport close as close_fd
 
 from gnatswarm.broker.outbuf cimport (
@@ -26,6 +25,7 @@ from gnatswarm.shards.sockets.epoll cimport (
 from gnatswarm.shards.sockets.page_counters cimport publish_counters
 from gnatswarm.shards.sockets.patience cimport Patience, READ_IN_BULK, READ_NOT_PATIENTLY, READ_SMALL_AND_QUICK
 from gnatswarm.shards.sockets.patient_set cimport Tick, new_patient_set
+from gnatswarm.shards.sockets.source cimport monotonic_us
 from gnatswarm.shards.sockets.window cimport narrow, widen
 
 import logging
@@ -75,11 +75,13 @@ cdef enum:
     BUSY_ROUND_BYTES = 16384        # after a round that read this much, another follows before the event loop,
     MOST_TURN_US = 2000             # for at most this long
     MOST_UNSETTLED_BYTES = 2097152  # read in one round before what they caused is sent: bounds its latency
-    # A round that lasts this long ends, and those that have not been served come first in the next: the loop, links and
-    # clients with little are not to wait for thousands with much.
+    # A round that lasts this long ends. In those that follow the loop, links and clients with little to say do not wait
+    # for thousands with much.
     ROUND_US = 20000
-    CYCLE_US = 100000               # all have a turn within this: else less is read of each client, …
-    FEW_BYTES = 2048                # … at least this, …
+    FEW_BYTES = 2048                # so much is little
+    FEW_US = 12000                  # of a round for those with little, …
+    MANY_US = 5000                  # … and at least this for those with much
+    CYCLE_US = 100000               # who have a turn within this: else less is read of each, …
     AS_MANY_CLIENTS = 32            # … and of a link, which speaks for many, as of so many clients
     LOOK_BYTES = 32768              # after so much, a look at the clock
     LINGER_US = 1000000             # a peer that was sent an error has this long to read it
@@ -91,6 +93,7 @@ cdef enum:
     PAGE_BYTES = 4096
     DRAIN_READS = 64                # of a connection that is about to be closed
     STALL_US = 100000               # a sender waits for a slow receiver at most this long at a time
+    RESUME_US = 5000                # of a round for those who have
     # Subscriptions of clients that go: some 1.5 µs each. So many are taken out in a round, and of clients with more, or
     # of a crowd that goes at once, a few at a time behind the rounds that follow.
     LEAVE_AT_ONCE = 2000
@@ -100,12 +103,6 @@ cdef enum:
 
 
 logger = logging.getLogger("gnatswarm.sockets")
-
-
-cdef inline uint64_t monotonic_us() noexcept nogil:
-    cdef timespec t
-    clock_gettime(CLOCK_MONOTONIC, &t)
-    return <uint64_t>t.tv_sec * 1000000 + t.tv_nsec // 1000
 
 
 cdef bytes joined(iovec *parts, int n, Py_ssize_t size):
@@ -125,6 +122,12 @@ cdef uint8_t *read_buffer() except NULL:
     if posix_memalign(&pages, PAGE_BYTES, READ_BUFFER_AT + READ_BYTES + SLACK):
         raise MemoryError
     return <uint8_t *>pages + READ_BUFFER_AT
+
+
+cdef inline bint has_much(int fd) noexcept nogil:
+    """Whether a client has much to say: its bytes that wait to be read."""
+    cdef int n = 0
+    return ioctl(fd, FIONREAD, &n) == 0 and n > FEW_BYTES
 
 
 cdef void flush_peer(void *owner, OutBuf *out) noexcept:
@@ -451,10 +454,14 @@ cdef class Reactor:
         self.gone = []
         self.leaving = deque()
         self.links = []
-        self.round.most_events = MOST_EVENTS
         self.round.most_bytes = READ_BYTES
+        self.round.cycle = 1    # (sources begin with 0)
         self.held = []
+        self.resuming = deque()
         self.shared = read_buffer()
+        self.crowded = <epoll_event *>malloc(MOST_IN_CROWD * sizeof(epoll_event))
+        if self.crowded == NULL:
+            raise MemoryError
         self.fd = epoll_create1(EPOLL_CLOEXEC)
         if self.fd < 0:
             raise OSError(errno, "cannot make an epoll set")
@@ -475,6 +482,7 @@ cdef class Reactor:
     def __dealloc__(self):
         if self.shared != NULL:
             free(self.shared - READ_BUFFER_AT)
+        free(self.crowded)
         if self.fd > 0:
             close_fd(self.fd)
 
@@ -583,11 +591,11 @@ cdef class Reactor:
             now = self.box.now_us
             if started == 0:
                 started = now
-            n = epoll_wait(self.fd, events, self.round.most_events, 0)
+            n = epoll_wait(self.fd, events, MOST_EVENTS, 0)
             if n <= 0:
                 break
             self.serve_ready(events, n)
-            if now - started > MOST_TURN_US or (
+            if self.round.is_cut or now - started > MOST_TURN_US or (
                     self.round.bytes_read < BUSY_ROUND_BYTES and not self.round.has_accepted):
                 break
 
@@ -604,7 +612,12 @@ cdef class Reactor:
         self.is_serving = True
         self.n_ready = n
         try:
-            self.serve_events(events, n)
+            if unlikely(self.round.is_long):
+                self.serve_crowd()
+            else:
+                self.serve_events(events, n)
+            if self.round.is_due:
+                self.call_due()
             self.finish_round()
         finally:
             self.is_serving = False
@@ -615,21 +628,13 @@ cdef class Reactor:
         cdef uint64_t began_us = self.box.now_us
         cdef size_t settled = 0, looked = 0
         cdef Source source = None
-        cdef int n_ready = n, i = 0
+        cdef int i = 0
         self.round.is_cut = False
-        if unlikely(self.round.most_bytes < <uint32_t>READ_BYTES):
-            self.serve_links()
-            began_us = monotonic_us()
         while i < n:
             try:
                 while i < n:
                     source = <Source>events[i].data.ptr
                     i += 1
-                    if unlikely(self.round.is_long):
-                        if source.cycle == self.round.cycle:   # again: so all others have had their turn
-                            self.round.cycle += 1
-                            self.round.cycle_us = self.box.now_us
-                        source.cycle = self.round.cycle
                     if source.fd >= 0:
                         source.on_event(events[i - 1].events)
                     if self.round.bytes_read - settled > MOST_UNSETTLED_BYTES:
@@ -639,48 +644,136 @@ cdef class Reactor:
                         looked = self.round.bytes_read
                         if monotonic_us() - began_us > ROUND_US:
                             self.round.is_cut = True   # (epoll reports those that are left once more)
+                            self.round.is_long = True
+                            self.round.few_cycle += 1
+                            self.round.cycle += 1
+                            self.round.cycle_us = self.box.now_us
                             n = i
             except Exception:
                 if not isinstance(source, Socket) or not (<Socket>source).peer.on_failure():
                     raise
                 self.give_up(<Socket>source)
-        if unlikely(self.round.is_cut or self.round.most_events < MOST_EVENTS
-                    or self.round.most_bytes < <uint32_t>READ_BYTES):
-            self.pace(n_ready, n, began_us)
-        if self.round.is_due:
-            if n:
-                self.settle()   # who is due may take a while
-            source = self.due
-            self.set_due(None)
-            if source is not None:      # (or it was closed, or started anew, while others were attended to)
-                source.on_event(0)
         return 0
 
-    cdef void pace(self, int n_ready, int n, uint64_t began_us) noexcept:
-        """How much the next round takes on, by the time that this one took, for `n` of the events that there were.
+    cdef int call_due(self) except -1:
+        cdef Source source = self.due
+        if self.n_ready:
+            self.settle()   # who is due may take a while
+            source = self.due
+        self.set_due(None)
+        if source is not None:      # (or it was closed, or started anew, while others were attended to)
+            source.on_event(0)
+        return 0
 
-        No more events than were served: epoll puts all that it reports behind all others, and those left out would be
-        left out again and again. Less is read of each client while it takes long until all have had a turn.
+    cdef int serve_crowd(self) except -1:
+        """One round where the last one was too long: those with little to say first, links, and then those with much.
+
+        Of all that are ready, not of those that the kernel reports first: it puts who is reported behind all others, so
+        somebody with little would be behind thousands. Long rounds are over when one takes a quarter of its time, and
+        as much is read of each client as before.
         """
         cdef Round *round = &self.round
-        cdef uint64_t now_us = monotonic_us()
-        cdef bint is_quick = now_us - began_us < ROUND_US // 4
-        cdef bint is_overdue = False
+        cdef uint64_t began_us = monotonic_us()
+        cdef uint64_t now_us
+        cdef int n_many
+        cdef int n = max(0, epoll_wait(self.fd, self.crowded, MOST_IN_CROWD, 0))
+        self.n_ready = n
+        round.is_cut = False
+        n_many = self.serve_few(self.crowded, n, began_us + FEW_US)
+        self.settle()
+        self.serve_links()
+        self.serve_many(self.crowded, n_many, max(began_us + ROUND_US, monotonic_us() + MANY_US))
+        now_us = monotonic_us()
         if round.is_cut:
-            round.most_events = n
-            if not round.is_long:
-                round.is_long = True
-                round.cycle += 1
-                round.cycle_us = self.box.now_us
-        elif is_quick and n_ready < round.most_events:   # that were all
-            round.is_long = False
-        is_overdue = round.is_long and now_us - round.cycle_us > CYCLE_US
-        if is_overdue:
-            round.most_bytes = max(<uint32_t>FEW_BYTES, round.most_bytes // 4)
-        if is_quick and round.most_events < MOST_EVENTS:
-            round.most_events = min(<int>MOST_EVENTS, 2 * round.most_events)
-        elif is_quick and not is_overdue:
+            if now_us - round.cycle_us > CYCLE_US:
+                round.most_bytes = max(<uint32_t>FEW_BYTES, round.most_bytes // 4)
+        elif now_us - began_us < ROUND_US // 4:
+            if round.most_bytes == READ_BYTES:
+                round.is_long = False
             round.most_bytes = min(<uint32_t>READ_BYTES, 2 * round.most_bytes)
+        return 0
+
+    cdef int serve_few(self, epoll_event *events, int n, uint64_t until_us) except -1:
+        """Serve those who have little to say. The events of clients with much, and their number, are left.
+
+        Where the time is not enough for all, those come next who have not had a turn since it was.
+        """
+        cdef Round *round = &self.round
+        cdef bint is_over = False, are_left = False
+        cdef Source source
+        cdef uint32_t ready
+        cdef int n_many = 0
+        for i in range(n):
+            source = <Source>events[i].data.ptr
+            ready = events[i].events
+            if source.fd < 0:
+                continue
+            if isinstance(source, Socket) and ready & EPOLLIN:
+                if not isinstance((<Socket>source).peer, ClientConnection):
+                    ready &= ~<uint32_t>EPOLLIN     # (serve_links)
+                elif round.cycle - source.cycle <= 1 or has_much(source.fd):   # (the former: has had, and has the rest)
+                    events[n_many].data.ptr = <void *>source
+                    events[n_many].events = ready & ~<uint32_t>EPOLLOUT
+                    n_many += 1
+                    ready &= EPOLLOUT
+            if not ready:
+                continue
+            if is_over or source.few_cycle == round.few_cycle:
+                round.is_cut = True
+                are_left |= source.few_cycle != round.few_cycle
+                continue
+            source.few_cycle = round.few_cycle
+            self.serve_one(source, ready)
+            is_over = monotonic_us() > until_us
+        if not are_left:
+            round.few_cycle += 1
+        return n_many
+
+    cdef int serve_links(self) except -1:
+        """Siblings and other servers speak for many: they have a turn in each round, not one in each cycle."""
+        cdef uint64_t began_us = monotonic_us()
+        cdef Socket socket
+        for item in list(self.links):
+            socket = <Socket>item
+            if socket.fd >= 0 and socket.armed & EPOLLIN:
+                self.serve_one(socket, EPOLLIN)
+            if socket.fd >= 0:   # behind the others
+                self.links.remove(socket)
+                self.links.append(socket)
+            if monotonic_us() - began_us > ROUND_US:
+                break
+        return 0
+
+    cdef int serve_many(self, epoll_event *events, int n, uint64_t until_us) except -1:
+        """Serve clients with much to say: those first who have not had a turn in this cycle."""
+        cdef Round *round = &self.round
+        cdef size_t settled = round.bytes_read
+        cdef Source source
+        for i in range(n):
+            source = <Source>events[i].data.ptr
+            if source.fd < 0 or source.cycle == round.cycle:
+                round.is_cut = True
+                continue
+            source.cycle = round.cycle
+            self.serve_one(source, events[i].events)
+            if round.bytes_read - settled > MOST_UNSETTLED_BYTES:
+                settled = round.bytes_read
+                self.settle()
+            if i + 1 < n and monotonic_us() > until_us:
+                round.is_cut = True
+                return 0
+        round.cycle += 1
+        round.cycle_us = monotonic_us()
+        return 0
+
+    cdef int serve_one(self, Source source, uint32_t events) except -1:
+        try:
+            source.on_event(events)
+        except Exception:
+            if not isinstance(source, Socket) or not (<Socket>source).peer.on_failure():
+                raise
+            self.give_up(<Socket>source)
+        return 0
 
     cdef void read_less(self, Peer peer, iovec *part) noexcept:
         """Others wait for long. (A large payload costs no more than the copy.)"""
@@ -690,26 +783,6 @@ cdef class Reactor:
             most *= AS_MANY_CLIENTS
         if is_shared and part.iov_len > most:
             part.iov_len = most
-
-    cdef int serve_links(self) except -1:
-        """Siblings and other servers speak for many: they have a turn in each round, not one in each cycle."""
-        cdef uint64_t began_us = monotonic_us()
-        cdef Socket socket
-        for item in list(self.links):
-            socket = <Socket>item
-            try:
-                if socket.fd >= 0 and socket.armed & EPOLLIN:
-                    socket.on_event(EPOLLIN)
-            except Exception:
-                if not socket.peer.on_failure():
-                    raise
-                self.give_up(socket)
-            if socket.fd >= 0:   # behind the others
-                self.links.remove(socket)
-                self.links.append(socket)
-            if monotonic_us() - began_us > ROUND_US:
-                break
-        return 0
 
     cdef int give_up(self, Socket socket) except -1:
         """What this client or server sent is an error here, which costs its connection and nothing else."""
@@ -746,6 +819,7 @@ cdef class Reactor:
         while self.leaving:
             (<ClientConnection>self.leaving.popleft()).leave()
         self.held = []
+        self.resuming.clear()
         for source in list(self.sources):
             if isinstance(source, Socket):
                 (<Socket>source).peer.out.owner = NULL
@@ -771,7 +845,7 @@ cdef class Reactor:
             publish_counters(self.counters, self.slow_consumers, self.stalls)
         self.settle()
         self.is_serving = False     # (what is appended behind this needs another round)
-        if self.held:
+        if self.held or self.resuming:
             self.resume_held()
         if self.leaving:
             self.go_on_leaving()
@@ -825,18 +899,29 @@ cdef class Reactor:
         return 0
 
     cdef int resume_held(self) except -1:
-        """Resume peers that have waited for STALL_US, or all of them if a slow receiver has caught up."""
+        """Resume peers that have waited for STALL_US, or all of them if a slow receiver has caught up.
+
+        Thousands may have waited, and have kept what they go on with: it is done for a while, then others have a round.
+        """
         cdef list waiting = self.held
         cdef Socket socket
         cdef bint all_of_them = self.box.relieved
+        cdef uint64_t until_us = monotonic_us() + RESUME_US
         self.box.relieved = 0
         self.held = []
         for item in waiting:
             socket = <Socket>item
-            if socket.fd < 0:
-                continue
             if all_of_them or self.box.now_us - socket.held_us >= STALL_US:
-                socket.peer.release(HOLD_STALL)
-            else:
+                self.resuming.append(socket)
+            elif socket.fd >= 0:
                 self.held.append(socket)
+        while self.resuming:
+            socket = self.resuming.popleft()
+            if socket.fd >= 0:
+                socket.peer.release(HOLD_STALL)
+                self.attend()
+            if self.has_wait and monotonic_us() >= until_us:
+                break
+        if self.resuming:
+            self.round.is_due = True
         return self.settle()

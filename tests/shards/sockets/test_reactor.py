@@ -21,10 +21,16 @@ from gnatswarm.broker.errors import CloseReason
 from gnatswarm.broker.fanout import Fanout
 from gnatswarm.broker.interest import InterestSink
 from gnatswarm.broker.limits import Limits
+from gnatswarm.broker.options import Tls, WebSocket
 from gnatswarm.broker.sublist import Sublist
+from gnatswarm.shards.sockets.frames import Frames, Rules
+from gnatswarm.shards.sockets.frozen_socket import FrozenFrames, FrozenSocket
+from gnatswarm.shards.sockets.gate import Gate
+from gnatswarm.shards.sockets.layered import LayeredSocket
 from gnatswarm.shards.sockets.reactor import Reactor
 from gnatswarm.shards.sockets.window import is_on_this_host
 from tests.support.engine import QUIET, Session
+from tests.support.framed import BINARY, frame
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,6 +39,13 @@ WITHIN_S = 60
 SO_BUF_LOCK = 72
 RECEIVE_BUFFER_LOCKED = 2
 MSG = b"MSG a 1 8\r\n%08d\r\n"
+
+
+def upgraded() -> LayeredSocket:
+    """A WebSocket behind its upgrade."""
+    rules = Rules(WebSocket(port=1, no_tls=True, tls=Tls()), most_bytes=2 << 20, is_encrypted=False)
+    gate = Gate(timeout_s=60.0, frames=lambda frozen: Frames(rules, frozen))
+    return LayeredSocket(gate, FrozenSocket(opened_us=1, used_us=1, work=0, read_us=1, frames=FrozenFrames()))
 
 
 class Owner:
@@ -58,8 +71,10 @@ class Bench:
         self.owner = Owner()
         self.reactor = Reactor(self._fanout)
 
-    def connect(self, family: int = socket.AF_INET, host: str = "127.0.0.1") -> tuple[socket.socket, int]:
-        """A client's end, and the number of the reactor's."""
+    def connect(
+        self, family: int = socket.AF_INET, host: str = "127.0.0.1", *, by_websocket: bool = False
+    ) -> tuple[socket.socket, int]:
+        """A client's end, and the number of the reactor's. `by_websocket`: its upgrade is done."""
         with socket.create_server((host, 0), family=family) as listener:
             client = self._stack.enter_context(socket.create_connection(listener.getsockname()[:2]))
             accepted, _ = listener.accept()
@@ -69,8 +84,10 @@ class Bench:
         session = self.sessions[fd] = Session()
         connection = ClientConnection(self._fanout, self.sublist, self._fence, next(self._cids), Limits(), session)
         session.connection = connection
-        self.reactor.open(fd, connection, self.owner, is_local=is_on_this_host(client.getpeername()[0]))
-        client.sendall(QUIET)
+        layered = upgraded() if by_websocket else None
+        is_local = is_on_this_host(client.getpeername()[0])
+        self.reactor.open(fd, connection, self.owner, layered, is_local=is_local)
+        client.sendall(frame(BINARY, QUIET) if by_websocket else QUIET)
         return client, fd
 
     def turn_until(self, holds: Callable[[], bool], *, turns: int = 1) -> None:
@@ -377,8 +394,15 @@ def test_an_error_of_ours_costs_the_connection_that_made_it_and_no_other(bench, 
 # ---- crowds
 
 
-def busy_crowd(bench: Bench, count: int) -> list[int]:
-    """So many clients say something that takes 4 ms each, again and again; the numbers of those who had their turn."""
+LITTLE = b"INFO {}\r\n"
+MUCH = b"INFO {%b}\r\n" % (b" " * 1000) * 64
+
+
+def busy_crowd(bench: Bench, count: int, said: bytes) -> list[int]:
+    """So many clients say this, of which each line takes 4 ms; what is little, again and again.
+
+    Returns the numbers of those whose lines were taken, as they are.
+    """
     served: list[int] = []
     clients = {fd: client for client, fd in [bench.connect() for _ in range(count)]}
     bench.turn_until(lambda: all(one.connection.active_us for one in bench.sessions.values()))
@@ -388,46 +412,128 @@ def busy_crowd(bench: Bench, count: int) -> list[int]:
         until = time.monotonic() + 0.004
         while time.monotonic() < until:
             pass
-        if len(served) < 5 * count:
-            clients[fd].sendall(b"INFO {}\r\n")
+        if said is LITTLE and len(served) < 5 * count:
+            clients[fd].sendall(said)
 
     for fd, client in clients.items():
         bench.sessions[fd].on_info = functools.partial(on_info, fd)  # type: ignore[method-assign]
-        client.sendall(b"INFO {}\r\n")
+        client.sendall(said)
     return served
 
 
-def test_a_round_that_lasts_ends_and_all_have_their_turn_in_those_that_follow(bench):
-    """Else the event loop and others would wait for thousands."""
-    served = busy_crowd(bench, 64)
+@pytest.mark.parametrize(("said", "most", "turns"), [(LITTLE, 16, 5), (MUCH, 80, 8)], ids=["little", "much"])
+def test_a_round_that_lasts_ends_and_all_have_their_turn_in_those_that_follow(bench, said, most, turns):
+    """Else the event loop and others would wait for thousands. Of the first much is read in one turn."""
+    served = busy_crowd(bench, 64, said)
     counts = [0]
     while len({*served}) < 64:
-        assert len(served) < 64 * 5, "the same ones have had all turns"
+        assert len(served) < 64 * turns, "the same ones have had all turns"
+        bench.reactor.turn()
+        counts.append(len(served))
+    assert max(after - before for before, after in itertools.pairwise(counts)) <= most
+
+
+def test_a_look_at_those_who_are_read_with_patience_ends_too(bench):
+    clients = {fd: client for client, fd in [bench.connect() for _ in range(64)]}
+    served: list[int] = []
+
+    def is_gathered() -> bool:
+        bench.hurry()
+        for client in clients.values():
+            client.sendall(b"PUB a 8\r\n00000000\r\n")
+        bench.reactor.turn()
+        return bool(bench.reactor.gathered.n_sockets == len(clients))
+
+    def on_info(fd: int, raw: bytes) -> None:
+        served.append(fd)
+        until = time.monotonic() + 0.004
+        while time.monotonic() < until:
+            pass
+
+    bench.turn_until(is_gathered)
+    for fd, client in clients.items():
+        bench.sessions[fd].on_info = functools.partial(on_info, fd)
+        client.sendall(LITTLE)
+    counts = [0]
+    while len({*served}) < 64:
         bench.reactor.turn()
         counts.append(len(served))
     assert max(after - before for before, after in itertools.pairwise(counts)) <= 16
+    assert len(served) == 64
 
 
-def test_less_is_read_of_each_where_rounds_last_and_more_again_later(bench):
-    line = b"PUB a 0\r\n\r\n"
+def test_who_has_little_to_say_does_not_wait_for_all_who_have_much(bench):
+    served = busy_crowd(bench, 64, MUCH)
+    bystander, _ = bench.connect()
+    bench.turn_until(lambda: len({*served}) >= 32)
+    for _ in range(5):
+        before = len(served)
+        bystander.sendall(b"PING\r\n")
+        bench.turn_until(lambda: readable(bystander))
+        assert bystander.recv(100) == b"PONG\r\n"
+        assert len(served) - before <= 12
+
+
+def test_who_has_much_to_say_has_turns_beside_a_crowd_that_always_has_little(bench):
+    served = busy_crowd(bench, 64, LITTLE)
     busy, fd = bench.connect()
+    bench.turn_until(lambda: len(served) >= 16)
+    busy.sendall(b"PUB a 0\r\n\r\n" * 1000)
+    connection = bench.sessions[fd].connection
+    bench.turn_until(lambda: connection.in_msgs > 0)
+    assert len(served) < 64
+
+
+def test_who_has_much_to_say_is_sent_what_it_is_due_before_its_turn(bench):
+    """It was behind, and its socket takes more again."""
+    reader, fd = bench.connect()
+    publisher, _ = bench.connect()
+    reader.sendall(b"SUB a 1\r\nPING\r\n")
+    bench.turn_until(lambda: readable(reader))
+    out = bench.sessions[fd].connection
+    said = b"PUB a 1000000\r\n%b\r\n" % bytes(1_000_000) * 8
+    publisher.setblocking(False)
+    at = 0
+    while out.out_msgs < 8:
+        with contextlib.suppress(BlockingIOError):
+            at += publisher.send(said[at:])
+        bench.reactor.turn()
+    pending = out.pending_bytes
+    assert pending > 0
+    served = busy_crowd(bench, 64, MUCH)
+    bench.turn_until(lambda: len({*served}) >= 32)
+    reader.sendall(b"PUB b 0\r\n\r\n" * 1000)
+    reader.setblocking(False)
+    before = len(served)
+    while out.pending_bytes == pending:
+        with contextlib.suppress(BlockingIOError):
+            reader.recv(1 << 20)
+        bench.reactor.turn()
+        assert len(served) - before < 24
+    assert out.in_msgs == 0
+
+
+@pytest.mark.parametrize("by_websocket", [False, True])
+def test_less_is_read_of_each_where_rounds_last_and_more_again_later(bench, by_websocket):
+    line = b"PUB a 0\r\n\r\n"
+    busy, fd = bench.connect(by_websocket=by_websocket)
     connection = bench.sessions[fd].connection
 
-    def largest_read(messages: int) -> int:
-        busy.sendall(line * messages)
-        end, largest = connection.in_msgs + messages, 0
-        while (before := connection.in_msgs) < end:
-            bench.reactor.turn()
-            largest = max(largest, connection.in_msgs - before)
-        return largest * len(line)
+    def first_read(messages: int) -> int:
+        before = int(connection.in_msgs)
+        busy.sendall((frame(BINARY, line) if by_websocket else line) * messages)
+        bench.turn_until(lambda: connection.in_msgs > before)
+        read = int(connection.in_msgs) - before
+        bench.turn_until(lambda: connection.in_msgs == before + messages)
+        return read * len(line)
 
-    served = busy_crowd(bench, 64)
-    bench.turn_until(lambda: len(served) >= 64)
-    assert largest_read(3000) <= 16384
-    bench.turn_until(lambda: len(served) >= 5 * 64)
+    served = busy_crowd(bench, 64, MUCH[: len(MUCH) // 8])
+    bench.turn_until(lambda: len({*served}) >= 32)
+    assert first_read(3000) <= 8192
+    bench.turn_until(lambda: len(served) == 64 * 8)
     for _ in range(30):
-        largest_read(1)
-    assert largest_read(3000) > 16384
+        first_read(1)
+    assert first_read(3000) > 16384
 
 
 def test_clients_with_many_subscriptions_that_go_at_once_are_taken_out_in_several_rounds(bench):
