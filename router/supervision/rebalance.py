@@ -28,6 +28,8 @@ WITHIN_S = 30.0
 # A shard that has not answered so long after that is asked no more.
 MARGIN_S = 5.0
 POLL_S = 0.02
+# Clients that have moved are counted by their new shard a moment later; of a shard that hangs, not.
+SETTLE_S = 1.0
 # New shards serve after some tenths of a second.
 START_WITHIN_S = 60.0
 
@@ -144,6 +146,7 @@ class Rebalance:
             if time.monotonic() > deadline:
                 break
             await asyncio.sleep(POLL_S)
+        await self._settle()
         moved = sum(answer.clients for answer in self._answers.values())
         after = self._connections()
         shown = ", ".join(f"shard {number}: {n} ({before.get(number, 0)})" for number, n in after.items())
@@ -156,6 +159,15 @@ class Rebalance:
                 text += f"\n  {n} could not move: {why}"
         log.info("Rebalanced: %s", text.replace("\n ", ";"))
         return text, ""
+
+    async def _settle(self) -> None:
+        """The last clients are not counted any more where they were: wait until they are where they go on."""
+        page = self._view.page
+        deadline = time.monotonic() + SETTLE_S
+        while page.connections > sum(page.snapshot(shard.number)["connections"] for shard in self._view.shards):
+            if time.monotonic() > deadline:
+                break
+            await asyncio.sleep(POLL_S)
 
     def _connections(self) -> dict[int, int]:
         page = self._view.page

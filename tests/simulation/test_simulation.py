@@ -27,7 +27,7 @@ def test_what_failed_once_holds(path):
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("batch", range(BATCHES))
 def test_every_promise_holds_whatever_the_schedule(batch):
     covered = Coverage()

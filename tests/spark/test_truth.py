@@ -28,7 +28,7 @@ from tests.support.wire import Cluster
 
 pytest.importorskip("pyspark", reason="the extra `spark` is not installed")
 # All of a group begin first (tests/conftest.py), on one worker: so they share one session.
-pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(900)]
 
 
 DAY_S = 86400.0

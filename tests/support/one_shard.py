@@ -40,8 +40,9 @@ class Client:
         return found
 
     async def talk(self, data: bytes, wanted: bytes = b"PONG\r\n") -> bytes:
+        """What the shard says to that, up to these bytes, but for a first PING of its own: where this takes a while."""
         await asyncio.get_running_loop().sock_sendall(self._sock, data)
-        return await self.wait(wanted)
+        return (await self.wait(wanted)).removeprefix(b"PING\r\n")
 
     def close(self) -> None:
         self._sock.close()
