@@ -74,6 +74,7 @@ class Departures:
         self._chosen: list[ClientSession] = []  # for the next batch
         self._looked_at: set[int] = set()
         self._unseen: Iterator[int] = iter(())  # those that are looked at next
+        self._slow: set[int] = set()  # who has kept a batch too long: they come last, and alone
         self._stay: Counter[str] = Counter()
         self._may_follow = False  # one of those that were looked at can move now, or will be able to
         self._moved = 0
@@ -134,6 +135,7 @@ class Departures:
         self._patience_s = patience_s
         self._began_s = self._loop.time()
         self._on_done = on_done
+        self._slow.clear()
         self._look_anew()
         self._moved = 0
         self._in_turn(self._next)
@@ -243,7 +245,8 @@ class Departures:
                 return True
             cid = next(self._unseen, None)
             if cid is None:  # those that have come meanwhile
-                self._unseen = iter([cid for cid in self._clients.open if cid not in self._looked_at])
+                unseen = [cid for cid in self._clients.open if cid not in self._looked_at]
+                self._unseen = iter(sorted(unseen, key=self._slow.__contains__) if self._slow else unseen)
                 cid = next(self._unseen, None)
                 if cid is None:
                     return False
@@ -305,18 +308,25 @@ class Departures:
             self._sent = chosen
             self._to[shard] -= len(chosen)
             subscriptions = sum(one.subscriptions for one in chosen)
-            self._stopping = self._loop.call_later(STOP_AFTER_S + subscriptions * STOP_AFTER_EACH_S, self._moves.stop)
+            self._stopping = self._loop.call_later(STOP_AFTER_S + subscriptions * STOP_AFTER_EACH_S, self._stop)
         if self._to[shard] <= 0:
             del self._to[shard]
         if not chosen:
             self._in_turn(self._next)
+
+    def _stop(self) -> None:
+        """The batch takes too long. If that is most likely because of one client, the others are to go without it."""
+        heaviest = max(self._sent, key=lambda one: one.subscriptions)
+        if 2 * heaviest.subscriptions > sum(one.subscriptions for one in self._sent):
+            self._slow.add(heaviest.cid)
+        self._moves.stop()
 
     def _keep_few_subscriptions(self) -> None:
         """Look only at as many of those that were chosen as fit into one batch by their numbers of subscriptions."""
         n = subscriptions = 0
         for one in self._chosen:
             subscriptions += one.connection.subscriptions
-            if n and subscriptions > MOST_SUBSCRIPTIONS:
+            if n and (subscriptions > MOST_SUBSCRIPTIONS or one.connection.cid in self._slow):
                 break
             n += 1
         self._leave_for_the_next([one.connection for one in self._chosen[n:]])

@@ -195,6 +195,32 @@ def test_a_batch_that_waits_too_long_is_stopped_and_its_clients_are_tried_again(
     assert world.n_stopped == 1, "of the second batch nothing is to be stopped"
 
 
+def test_others_go_without_the_client_whose_subscriptions_kept_their_batch_too_long() -> None:
+    """It comes last, and alone, as often as there is time."""
+    world = World(5)
+    world.open[1].connection.subscriptions = 1000
+    world.open[3].connection.subscriptions = 1000
+    world.begin({1: 5}, within_s=60.0)
+    for without in ([1], [1, 3]):
+        world.advance(STOP_AFTER_S + 1.0)
+        world.departures.on_ended("it was stopped")
+        world.advance(AGAIN_S * 3)
+        if len(without) == 1:
+            assert world.batches == [(1, [0, 1, 2, 3, 4])] * 2, "two have as many"
+            world.open[3].connection.subscriptions = 10
+    assert world.batches[2] == (1, [0, 2, 3, 4])
+    world.arrive()
+    world.advance(1.0)
+    assert world.batches[3:] == [(1, [1])]
+    world.advance(STOP_AFTER_S + 1.0)
+    world.departures.on_ended("it was stopped")
+    world.advance(AGAIN_S * 3)
+    assert world.batches[3:] == [(1, [1])] * 2
+    world.arrive()
+    world.advance(1.0)
+    assert world.done == [(5, {})]
+
+
 def test_clients_with_many_subscriptions_have_more_time() -> None:
     world = World(1)
     world.open[0].connection.subscriptions = 50_000
