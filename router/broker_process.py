@@ -54,6 +54,7 @@ START_DEADLINE_S = 30.0
 STOP_DEADLINE_S = 10.0
 MOST_LOG_LINES = 20_000
 _READ_BYTES = 65_536  # of the log, at once
+MOST_READS = 64
 # Lines from the end of the log in the text of BrokerFailed.
 TAIL_LINES = 40
 TAIL_BYTES = 16_384
@@ -93,6 +94,12 @@ class BrokerFailed(Exception):
     """The broker failed to do what was requested; the text has the end of its log."""
 
 
+def _is_readable(stream: IO[bytes], timeout_ms: int | None) -> bool:
+    poll = select.poll()
+    poll.register(stream, select.POLLIN)
+    return bool(poll.poll(timeout_ms))
+
+
 class BrokerLog:
     """The newest lines of a broker's log, read by a thread so that a full pipe never stops the broker.
 
@@ -100,28 +107,52 @@ class BrokerLog:
     """
 
     def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
         self._lock = threading.Lock()
+        self._rest = b""  # of a line that has not come whole
+        self._is_over = False
         self._lines: collections.deque[str] = collections.deque(maxlen=MOST_LOG_LINES)
-        self.count = 0  # lines so far, including those that were dropped
-        self._thread = threading.Thread(target=self._read, args=(stream,), name="gnatswarm log", daemon=True)
+        self._count = 0
+        self._thread = threading.Thread(target=self._read_all, name="gnatswarm log", daemon=True)
         self._thread.start()
 
-    def _read(self, stream: IO[bytes]) -> None:
-        rest = b""
-        while data := stream.read(_READ_BYTES):
-            *lines, rest = (rest + data).split(b"\n")
-            self._add(lines)
-        self._add([rest] if rest else [])
+    def _read_all(self) -> None:
+        while not self._is_over:
+            _is_readable(self._stream, None)
+            with self._lock:
+                self._read()
 
-    def _add(self, lines: list[bytes]) -> None:
+    def _read(self) -> bool:
+        """Read what has been written; False: nothing has, or the stream has ended."""
+        if self._is_over or not _is_readable(self._stream, 0):
+            return False
+        data = self._stream.read(_READ_BYTES)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if not data:
+            self._is_over = True
+            lines = [self._rest] if self._rest else []
+        self._lines += [raw.decode("utf-8", "replace").rstrip("\r") for raw in lines]
+        self._count += len(lines)
+        return not self._is_over
+
+    def _read_on(self) -> None:
+        """What has been written before somebody asks is told; of a broker that never pauses, so much."""
+        for _ in range(MOST_READS):
+            if not self._read():
+                break
+
+    @property
+    def count(self) -> int:
+        """Lines so far, including those that were dropped."""
         with self._lock:
-            self._lines += [raw.decode("utf-8", "replace").rstrip("\r") for raw in lines]
-            self.count += len(lines)
+            self._read_on()
+            return self._count
 
     def since(self, start: int) -> list[str]:
         """The lines from number `start` on that are still kept."""
         with self._lock:
-            dropped = self.count - len(self._lines)
+            self._read_on()
+            dropped = self._count - len(self._lines)
             return list(self._lines)[max(0, start - dropped) :]
 
     def join(self) -> None:
@@ -267,8 +298,9 @@ class RouterProcess:
 
     def log_since(self, line: int) -> list[str]:
         """The lines from that number on, as far as they are among the last 20,000."""
-        missing = self.lines_logged - line
-        return self.log[-missing:] if missing > 0 else []
+        of_the_past = self._past_count - line
+        past = self._past[-of_the_past:] if of_the_past > 0 else []
+        return (past + (self._log.since(-min(0, of_the_past)) if self._log is not None else []))[-MOST_LOG_LINES:]
 
     # ---- commands
 

@@ -521,10 +521,21 @@ def test_scales_while_clients_talk():
 def test_its_log_is_kept_over_a_restart():
     with gnatswarm.BrokerProcess(shards=1) as broker:
         broker.restart()
+        start = broker.lines_logged
         broker.restart(kill=True)
-    # (what a broker has just said may not have been read yet; when it has stopped, all is)
+        since = broker.log_since(start)
+        assert sum("Server is ready" in line for line in since) == 1
+        assert broker.log == broker.log_since(0) and broker.log[-len(since) :] == since
     assert sum("Server is ready" in line for line in broker.log) == 3
     assert sum("Server Exiting" in line for line in broker.log) == 2
+
+
+def test_what_a_broker_has_logged_is_in_its_log_at_once():
+    with gnatswarm.BrokerProcess(shards=1, debug=True) as broker:
+        for _ in range(50):
+            start = broker.lines_logged
+            publish(broker, "a")
+            assert any("Client connection created" in line for line in broker.log_since(start))
 
 
 def test_its_pages_are_where_it_says():

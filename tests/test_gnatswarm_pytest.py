@@ -344,8 +344,6 @@ def test_the_log_of_a_failed_test_is_in_its_report(pytester: pytest.Pytester):
     text = publishing("""
 def test_before(gnatswarm):
     publish(gnatswarm, login='{"name": "not ours"}')
-    while not any("Client connection closed" in line for line in gnatswarm.log):  # a line is read a moment later
-        pass
 
 def test_fails(gnatswarm):
     publish(gnatswarm, "bad subject and more")
