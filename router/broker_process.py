@@ -54,7 +54,7 @@ START_DEADLINE_S = 30.0
 STOP_DEADLINE_S = 10.0
 MOST_LOG_LINES = 20_000
 _READ_BYTES = 65_536  # of the log, at once
-MOST_READS = 64
+_MOST_READS = 64  # of it, for somebody who asks
 # Lines from the end of the log in the text of BrokerFailed.
 TAIL_LINES = 40
 TAIL_BYTES = 16_384
@@ -101,7 +101,7 @@ def _is_readable(stream: IO[bytes], timeout_ms: int | None) -> bool:
 
 
 class BrokerLog:
-    """The newest lines of a broker's log, read by a thread so that a full pipe never stops the broker.
+    """The newest lines of a broker's log, read by a thread so that a full pipe never stops the broker, or by who asks.
 
     The stream is unbuffered: a buffer's lock, which the thread would have, would stop a forked child that closes it.
     """
@@ -137,7 +137,7 @@ class BrokerLog:
 
     def _read_on(self) -> None:
         """What has been written before somebody asks is told; of a broker that never pauses, so much."""
-        for _ in range(MOST_READS):
+        for _ in range(_MOST_READS):
             if not self._read():
                 break
 

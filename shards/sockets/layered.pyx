@@ -201,7 +201,7 @@ cdef class LayeredSocket(Socket):
             return 0
         if self.is_opening and reactor.round.opening_us > MOST_OPENING_US:
             return 0   # epoll reports it again in the next round
-        got = recv(self.fd, WIRE_IN, min(<uint32_t>WIRE_BYTES, reactor.round.most_bytes), 0)
+        got = recv(self.fd, WIRE_IN, min(<uint32_t>WIRE_BYTES, reactor.most_of(self.peer)), 0)
         if likely(got > 0):
             reactor.round.bytes_read += got
             if self.is_opening:

@@ -111,6 +111,8 @@ cdef class Reactor:
     cdef int serve_links(self) except -1
     cdef int serve_many(self, epoll_event *events, int n, uint64_t until_us) except -1
     cdef int serve_one(self, Source source, uint32_t events) except -1
+    # So many bytes are read of it at once.
+    cdef uint32_t most_of(self, Peer peer) noexcept
     cdef void read_less(self, Peer peer, iovec *part) noexcept
     cdef int call_due(self) except -1
     cdef int give_up(self, Socket socket) except -1

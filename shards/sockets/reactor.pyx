@@ -656,10 +656,10 @@ cdef class Reactor:
         return 0
 
     cdef int call_due(self) except -1:
-        cdef Source source = self.due
+        cdef Source source
         if self.n_ready:
             self.settle()   # who is due may take a while
-            source = self.due
+        source = self.due
         self.set_due(None)
         if source is not None:      # (or it was closed, or started anew, while others were attended to)
             source.on_event(0)
@@ -718,9 +718,11 @@ cdef class Reactor:
                     ready &= EPOLLOUT
             if not ready:
                 continue
-            if is_over or source.few_cycle == round.few_cycle:
+            if source.few_cycle == round.few_cycle:   # it has had its turn, and others were left
                 round.is_cut = True
-                are_left |= source.few_cycle != round.few_cycle
+                continue
+            if is_over:
+                round.is_cut = are_left = True
                 continue
             source.few_cycle = round.few_cycle
             self.serve_one(source, ready)
@@ -775,12 +777,13 @@ cdef class Reactor:
             self.give_up(<Socket>source)
         return 0
 
+    cdef uint32_t most_of(self, Peer peer) noexcept:
+        return self.round.most_bytes * (1 if isinstance(peer, ClientConnection) else AS_MANY_CLIENTS)
+
     cdef void read_less(self, Peer peer, iovec *part) noexcept:
         """Others wait for long. (A large payload costs no more than the copy.)"""
         cdef bint is_shared = self.shared <= <uint8_t *>part.iov_base < self.shared + READ_BYTES
-        cdef uint32_t most = self.round.most_bytes
-        if not isinstance(peer, ClientConnection):
-            most *= AS_MANY_CLIENTS
+        cdef uint32_t most = self.most_of(peer)
         if is_shared and part.iov_len > most:
             part.iov_len = most
 
@@ -794,7 +797,8 @@ cdef class Reactor:
 
     cdef void set_due(self, Source source) noexcept:
         self.due = source
-        self.round.is_due = source is not None
+        # (A timer that ends does not put off those for whom a round is to come at once.)
+        self.round.is_due = source is not None or self.has_wait and (len(self.leaving) > 0 or len(self.resuming) > 0)
 
     def finish(self):
         """Sends what was appended from outside a turn."""
