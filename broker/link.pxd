@@ -25,6 +25,7 @@ cdef class SiblingLink(OriginLink):
     cdef readonly bint is_joined         # INFO and CONNECT are done: it carries interest and messages
     cdef readonly uint64_t joined_us     # … since then, by the reactor's clock
     cdef readonly bint is_synchronised   # both ends have each other's whole interest
+    cdef readonly bint has_left          # the sibling has said so: it is no shard any more when the link ends
     cdef bint is_new                     # see join()
     cdef bint heard_ping                 # its first PING, behind its whole interest, has come
     cdef bint heard_pong                 # it has acknowledged our whole interest

@@ -21,9 +21,9 @@ from gnatswarm.broker.peer cimport HOLD_REST, Peer
 from gnatswarm.broker.repeat cimport repeat_remember, repeat_run
 from gnatswarm.broker.reroutes cimport CAME_IN, FATE_NOBODY, FATE_PENDING, FATE_TAKEN, Fate
 from gnatswarm.broker.routewire cimport (
-    ROUTE_ASK, ROUTE_ASK_MARK, ROUTE_CONNECT, ROUTE_COUNT, ROUTE_DONE, ROUTE_DROP, ROUTE_DUE, ROUTE_GOES, ROUTE_INFO,
-    ROUTE_MARK, ROUTE_MORE, ROUTE_MOVE, ROUTE_MOVED, ROUTE_MSG, ROUTE_NEXT, ROUTE_NONE, ROUTE_OWN, ROUTE_PART,
-    ROUTE_PING, ROUTE_PONG, ROUTE_QUEUE_ACK, ROUTE_QUEUE_END, ROUTE_QUEUE_MSG, ROUTE_QUEUE_NAK, ROUTE_SHIFT,
+    ROUTE_ASK, ROUTE_ASK_MARK, ROUTE_BYE, ROUTE_CONNECT, ROUTE_COUNT, ROUTE_DONE, ROUTE_DROP, ROUTE_DUE, ROUTE_GOES,
+    ROUTE_INFO, ROUTE_MARK, ROUTE_MORE, ROUTE_MOVE, ROUTE_MOVED, ROUTE_MSG, ROUTE_NEXT, ROUTE_NONE, ROUTE_OWN,
+    ROUTE_PART, ROUTE_PING, ROUTE_PONG, ROUTE_QUEUE_ACK, ROUTE_QUEUE_END, ROUTE_QUEUE_MSG, ROUTE_QUEUE_NAK, ROUTE_SHIFT,
     ROUTE_SLOW, ROUTE_STOP, ROUTE_SUB, ROUTE_TAKE, ROUTE_UNSUB, RouteOpKind, has_words, parse_plain_message,
     parse_route_op)
 from gnatswarm.broker.subject cimport SUBJECT_BAD, subject_kind
@@ -183,6 +183,8 @@ cdef class SiblingLink(OriginLink):
             self.session.on_info(op.argument.at[:op.argument.size])
         elif kind == ROUTE_CONNECT:
             self.session.on_connect(op.argument.at[:op.argument.size])
+        elif kind == ROUTE_BYE:
+            self.has_left = True
         elif ROUTE_MOVE <= kind <= ROUTE_MOVED and self.mesh.moves is not None:
             return self.move(data, size, &op)
         elif ROUTE_TAKE <= kind <= ROUTE_DUE and self.mesh.prefixes is not None:

@@ -26,6 +26,7 @@
 #   RDUE <prefix> <last> <size>\r\n<replies>\r\n      what is due with it; last: and now you pass it on
 #   NONE <number> <account> <subject> <reply>        nobody here has taken your n-th message, which is a request
 #   SLOW <account> <subject>                         a subscriber here is behind: make its publishers wait a little
+#   BYE                                              I leave: the end of the link that follows is no fault
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
@@ -50,6 +51,7 @@ cdef enum RouteOpKind:
     ROUTE_PONG
     ROUTE_INFO
     ROUTE_CONNECT
+    ROUTE_BYE
     ROUTE_MOVE
     ROUTE_PART         # MPART
     ROUTE_COUNT        # MCOUNT

@@ -332,6 +332,8 @@ cdef RouteOpKind parse_route_op(const uint8_t *data, size_t size, RouteOp *op) n
         kind, verb, verb_size = ROUTE_INFO, b'info ', 5
     elif data[0] == c'C':
         kind, verb, verb_size = ROUTE_CONNECT, b'connect ', 8
+    elif data[0] == c'B':
+        kind, verb, verb_size = ROUTE_BYE, b'bye', 3
     else:
         kind, verb, verb_size = ROUTE_ERR, b'-err', 4
     matched = match_verb(data, end, verb, verb_size)
@@ -406,7 +408,7 @@ def parse_route(bytes data not None) -> dict:
              ROUTE_DONE: "DONE", ROUTE_TAKE: "TAKE", ROUTE_OWN: "OWN", ROUTE_GOES: "GOES", ROUTE_DROP: "DROP",
              ROUTE_DUE: "DUE",
              ROUTE_ASK: "ASK", ROUTE_QUEUE_END: "QUEUE_END", ROUTE_PING: "PING", ROUTE_PONG: "PONG",
-             ROUTE_INFO: "INFO", ROUTE_CONNECT: "CONNECT", ROUTE_ERR: "ERR", ROUTE_BAD: "BAD"}
+             ROUTE_INFO: "INFO", ROUTE_CONNECT: "CONNECT", ROUTE_BYE: "BYE", ROUTE_ERR: "ERR", ROUTE_BAD: "BAD"}
     found = {"op": names[kind]}
     if kind in (ROUTE_MSG, ROUTE_QUEUE_MSG, ROUTE_SUB, ROUTE_UNSUB, ROUTE_SLOW, ROUTE_NONE, ROUTE_QUEUE_END):
         found["account"] = op.account.at[:op.account.size]

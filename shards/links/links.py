@@ -31,7 +31,10 @@ logger = logging.getLogger("gnatswarm.links")
 
 # Increased with every change of a frame or of the handshake. Shards of one broker come from one installation; versions
 # differ when that was upgraded under a running broker.
-LINK_VERSION = 12
+LINK_VERSION = 13
+
+# Said by a shard that ends in order: its siblings are not to take the end of their links for a fault.
+GOODBYE = b"BYE\r\n"
 
 # A process that connects and does not finish the handshake in this time is not a sibling.
 HANDSHAKE_S = 2.0
@@ -250,10 +253,13 @@ class Links:
         self._sockets.listen_anew()
 
     def close(self) -> None:
-        """This shard ends: listen and dial no more; links end with the process."""
+        """This shard ends: say goodbye, listen and dial no more; links end with the process."""
         # (Others may let go of it before its process has ended: it would dial them, and be nobody whom they know.)
         self._siblings = {}
         self._sockets.close()
+        for session in [*self._sessions.values(), *self._greeting]:
+            session.link.send(GOODBYE)
+        self._flush()
 
     def _on_accepted(self, connection: Any) -> None:
         self._start(connection, dialled=None)
@@ -458,8 +464,9 @@ class Links:
             return
         assert session.hello is not None
         shard = session.hello.shard
-        # A shard that has just been killed is still in the last LinkedShards message; the next one will tell.
-        is_broken = self._is_alive(session)
+        # A shard that has just been killed is still in the last LinkedShards message; the next one will tell. Who has
+        # said goodbye may be in it for long, where no router reads that it has left.
+        is_broken = self._is_alive(session) and not session.link.has_left
         session.link.leave(is_broken=is_broken)
         if not is_broken:
             self._sink.on_dead(shard)

@@ -19,6 +19,7 @@ def message(op: str = "MSG", **said: object) -> dict[str, object]:
 
 FRAMES = [
     (b"PING\r\n", {"op": "PING"}),
+    (b"BYE\r\n", {"op": "BYE"}),
     (b"PONG\r\n", {"op": "PONG"}),
     (b'INFO {"shard":1} \r\n', {"op": "INFO"}),
     (b'CONNECT {"shard":1}\r\n', {"op": "CONNECT"}),

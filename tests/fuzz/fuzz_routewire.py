@@ -42,7 +42,9 @@ def frame(rng: random.Random) -> bytes:
             prefix = rng.choice([b"_R_.00AAAAAAAA.", b"_R_.3fAAAAAAAA.", b"_R_.00AAAAAAA.", b"x"])
             words = [verb, prefix, *rng.choices([b"0", b"1", b"64", b"70000000"], k=rng.randint(0, 3))]
         case _:
-            return rng.choice([b"PING\r\n", b"PONG\r\n", b"INFO {}\r\n", b"CONNECT {}\r\n", b"-ERR 'x'\r\n"])
+            return rng.choice(
+                [b"PING\r\n", b"PONG\r\n", b"INFO {}\r\n", b"CONNECT {}\r\n", b"BYE\r\n", b"-ERR 'x'\r\n"]
+            )
     return b" ".join(words) + b"\r\n"
 
 

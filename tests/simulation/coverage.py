@@ -98,6 +98,7 @@ SITUATIONS = {
     "move stopped or refused": "move stopped",
     "shard joined": "join",
     "shard left in order": "leave",
+    "… and its sibling knows before the router tells": "goodbye before the router tells",
     "… which was wanted again, and then not": "not wanted after all",
     "… which was still being started when the router died": "shard recanted",
     "… and somebody connects to it": "late connection",

@@ -186,6 +186,7 @@ class End(Pipe):
             if self.is_cut and self.is_open and self.other.socket is not None:
                 self.process.swarm.seen["link breaks while it rests"] += self.rests or self.other.rests
                 self.process.swarm.on_break(self.in_flight(), self.lost())
+            self.process.note_goodbye(self)
             self.process.engine.probe.end(self.socket)
 
     @property
@@ -336,6 +337,8 @@ class Sink(Siblings):
         assert missed, f"{self._process.number} has no link to a shard that is not listed, and gives up"
         has_process = self._process.swarm.by_boot_id[missed[0]].has_process
         assert has_process, f"{self._process.number} has no link to {missed[0]}, whose process has ended, and gives up"
+        left = self._process.swarm.by_boot_id[missed[0]].has_drained and missed[0] not in self._process.cut_from
+        assert not left, f"{self._process.number} has no link to {missed[0]}, which has said goodbye, and gives up"
         self._process.loop.call_soon(self._process.die, why)
 
 
@@ -532,6 +535,7 @@ class Process:
         self.leaves_at_s = 0.0  # when it leaves at the latest
         self.quiet_s = 0.0  # for so long nobody must have come when it leaves before
         self.listed: dict[int, str] = {}  # boot ids of shards that live, as the router said last
+        self.cut_from: set[str] = set()  # boot ids of siblings to which a link was cut: what was on its way is lost
         self.left_due = False  # it left when its time was up, with replies due
         self.is_relay = False  # this shard has left, and its process stays for clients with TLS
         self.is_relay_next = False  # it leaves, and its process stays for clients with TLS
@@ -609,6 +613,12 @@ class Process:
         """Send a message to the router, of those that simulated routers know."""
         if isinstance(message, control.InStep):
             self.tell_router(message)
+
+    def note_goodbye(self, end: End) -> None:
+        """A link ends here."""
+        there = end.other.process
+        is_listed = self.listed.get(there.number) == there.peer.boot_id
+        self.swarm.seen["goodbye before the router tells"] += is_listed and end.link is not None and end.link.has_left
 
     def on_ready(self) -> None:
         alive = {one.peer.boot_id for one in self.swarm.alive}
@@ -1159,6 +1169,8 @@ class Swarm:
     def cut(self, end: End) -> None:
         """Break the link: each end will notice it later; bytes on their way are lost."""
         end.is_cut = end.other.is_cut = True
+        end.process.cut_from.add(end.other.process.peer.boot_id)
+        end.other.process.cut_from.add(end.process.peer.boot_id)
 
     def settle(self) -> None:
         """Deliver everything that is on its way; no time passes."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import sys
 from pathlib import Path
 
@@ -182,6 +183,24 @@ async def test_they_end_with_their_shard_or_when_an_operator_wants_it(secure, au
     reply = await finishing
     assert reply.text == "1 process of before has ended", reply
     assert await relays(broker) == []
+
+
+@pytest.mark.kinds("gnatswarm-2")
+async def test_a_router_that_is_stopped_while_one_becomes_a_relay_costs_no_other_shard(secure, authority, subject):
+    """The others hear from that shard itself that it leaves, and do not wait for a link to it."""
+    broker = secure(rest="")
+    talk = Talk(list(await spread(broker.port, authority.client_context(), 2)), f"{subject}.tls")
+    await talk.start()
+    router = (await asyncio.to_thread(swarm.status, broker))["router_pid"]
+    restarting = asyncio.create_task(ask(broker, RestartRequest()))
+    await said(broker, "Leaving: 1 clients move to other shards")
+    swarm.signal_shard(broker, router, signal.SIGSTOP)
+    await said(broker, "No shard any more: encrypting for 1 clients that have moved")
+    await talk.progress()
+    swarm.signal_shard(broker, router, signal.SIGCONT)
+    assert not (await restarting).error
+    await talk.finish()
+    assert not [line for line in broker.log.lines if "could not be made again" in line or "was killed" in line]
 
 
 async def is_told(client: SecureClient) -> None:

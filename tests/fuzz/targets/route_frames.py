@@ -35,7 +35,7 @@ WORDS += [
 ]
 WORDS += [b"RTAKE _R_.00AAAAAAAA. 1\r\n", b"ROWN _R_.00AAAAAAAA. 1\r\n", b"RGOES _R_.00AAAAAAAA. 1\r\n"]
 WORDS += [b"RDROP _R_.00AAAAAAAA.\r\n", b"RDUE _R_.00AAAAAAAA. 1 1\r\n\x90\r\n"]
-WORDS += [b"QACK ", b"QNAK ", b"QASK ", b"QEND 1 $G a q", b"INFO {}", b"CONNECT {}", b"PONG\r\n"]
+WORDS += [b"QACK ", b"QNAK ", b"QASK ", b"QEND 1 $G a q", b"INFO {}", b"CONNECT {}", b"PONG\r\n", b"BYE\r\n"]
 # Only so many bytes of a part are parsed at each length.
 STEADY_BYTES = 300
 

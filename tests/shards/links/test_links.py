@@ -418,6 +418,22 @@ def test_nobody_waits_for_a_process_that_has_ended(swarm: Swarm, ends: int, is_r
     assert "could not be made again" in str(siblings[ends].said[-1])
 
 
+@pytest.mark.parametrize("leaves", [0, 1], ids=["is dialled", "dials"])
+def test_nobody_waits_for_a_shard_that_has_said_goodbye(swarm: Swarm, leaves: int) -> None:
+    """Its process lives, and the router does not tell: a relay, while the router is stopped."""
+    siblings = [swarm.start(0), swarm.start(1)]
+    swarm.tell(*siblings)
+    leaving, other = siblings[leaves], siblings[1 - leaves]
+    leaving.links.close()
+    swarm.run()
+    assert other.linked == [leaves]  # it hears what comes behind that
+    leaving.links.on_linked_shards([])
+    swarm.run()
+    assert other.linked == [] and other.dead == [leaves]
+    swarm.pass_s(LOOK_S * LOOKS_OF_THE_DIALLER)
+    assert other.said == ["ready"]
+
+
 def test_a_link_that_breaks_again_and_again_is_given_up_as_one_that_does_not_come_back(swarm: Swarm) -> None:
     """Its ends are joined each time, but never in step."""
     one = swarm.start(0)
@@ -526,8 +542,8 @@ def test_what_a_shard_sent_before_the_router_called_it_gone_is_read(swarm: Swarm
 def test_a_hole_is_closed_by_the_word_that_the_shard_is_gone(swarm: Swarm) -> None:
     low, high = swarm.start(0), swarm.start(1)
     swarm.tell(low, high)
-    high.links.close()
-    swarm.cut(high)
+    high.links.part(0, 60.0)
+    swarm.run()
     assert low.said == ["ready", "hole"]
     assert low.dead == [], "it may live"
     low.links.on_linked_shards([low.linked_shard])
