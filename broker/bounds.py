@@ -17,6 +17,10 @@ LARGEST_FRAME_PAYLOAD_BYTES = LARGEST_MAX_PAYLOAD_BYTES + 1024 * 1024
 # a shard reads in 0.2 s; those of a reload in turns.
 LARGEST_OPTIONS_BYTES = 15 * 1024 * 1024
 
+# Whose connections, and what they publish, is counted on the shared page, which has so many places.
+MOST_COUNTED_ACCOUNTS = 16_384
+MOST_PUBLISH_LIMITS = 65_536
+
 # Our "no limit", for which nats-server has -1: more connections than one host's ports and memory allow.
 NO_MAX_CONNECTIONS = 2**31 - 1
 

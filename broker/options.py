@@ -140,7 +140,7 @@ class User(_Discreet, frozen=True, forbid_unknown_fields=True, gc=False):
     account: str = GLOBAL_ACCOUNT  # the account that the user belongs to
     permissions: Permissions | None = None  # None: everything is allowed
     connection_types: tuple[str, ...] = ()  # kinds of connection: STANDARD, WEBSOCKET, LEAFNODE, LEAFNODE_WS; (): all
-    publish_limits: PublishLimits | None = None  # of all its clients together; None: no limits
+    publish_limits: PublishLimits | None = None  # of all its clients together; for 65,536 users and accounts at most
 
     @property
     def shown(self) -> str:
@@ -190,7 +190,7 @@ class Account(_Discreet, frozen=True, forbid_unknown_fields=True):
     name: str  # the account's name, as other options and logs use it
     max_subscriptions: int = 0  # of each client, leaf node and hub; 0: the broker's own limit
     max_payload_bytes: int = 0  # of each message; 0: the broker's own limit
-    max_connections: int = 0  # at the same time, on all shards together; 0: the broker's own limit
+    max_connections: int = 0  # at once, on all shards together, for 16,384 accounts at most; 0: the broker's limit
     max_leafnodes: int = 0  # connections of leaf nodes at the same time; 0: as many as there are places, 31
     exports: tuple[Export, ...] = ()  # streams and services that other accounts may import
     imports: tuple[Import, ...] = ()  # streams and services of other accounts

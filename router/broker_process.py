@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Self
 
 import msgspec
@@ -58,6 +59,10 @@ _MOST_READS = 64  # of it, for somebody who asks
 # Lines from the end of the log in the text of BrokerFailed.
 TAIL_LINES = 40
 TAIL_BYTES = 16_384
+# A process that was sent SIGKILL has ended by then.
+ENDING_S = 10.0
+_SIGKILL_BIT = 1 << (signal.SIGKILL - 1)
+_PF_EXITING = 0x4  # of the kernel's linux/sched.h
 
 # A service manager sets these for this program, not for brokers that it starts.
 _NOT_FOR_CHILDREN = frozenset(
@@ -88,6 +93,25 @@ def _is_ready(process: subprocess.Popen[bytes], notices: socket.socket, until: f
         return False
     finally:
         os.close(ended)
+
+
+def _is_being_killed(pid: int) -> bool:
+    """Whether it has been sent SIGKILL, or is ending: on a busy machine a moment passes before it has ended."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
+        flags = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[6]
+    except OSError:
+        return True
+    pending = (line.split()[1] for line in status.splitlines() if line.startswith(("SigPnd:", "ShdPnd:")))
+    return any(int(mask, 16) & _SIGKILL_BIT for mask in pending) or bool(int(flags) & _PF_EXITING)
+
+
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    """Whether it has; one that has been killed is waited for."""
+    if process.poll() is None and _is_being_killed(process.pid):
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(ENDING_S)
+    return process.poll() is not None
 
 
 class BrokerFailed(Exception):
@@ -275,7 +299,7 @@ class RouterProcess:
     @property
     def is_running(self) -> bool:
         """Whether its keeper runs: the process that was started."""
-        return self._process is not None and self._process.poll() is None
+        return self._process is not None and not _has_ended(self._process)
 
     @property
     def pid(self) -> int:
@@ -380,7 +404,7 @@ class RouterProcess:
     def _require_running(self) -> None:
         if self._process is None:
             raise BrokerFailed("the broker has not been started, or has been stopped")
-        if self._process.poll() is not None:
+        if _has_ended(self._process):
             raise BrokerFailed(f"the broker has ended by itself:\n{self._tail()}")
 
     def _ask(self, request: OperatorRequest) -> Reply:

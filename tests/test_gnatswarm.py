@@ -185,6 +185,19 @@ async def test_a_start_that_is_cancelled_leaves_no_broker(form):
 # ------------------------------------------------------------------------------------------------ life
 
 
+def test_a_process_that_was_killed_does_not_run():
+    """Though it has not ended yet; a test that came next was given a broker that was about to end."""
+    broker = gnatswarm.BrokerProcess()
+    for _ in range(3):
+        broker.start()
+        assert broker.is_running
+        os.kill(broker.pid, signal.SIGKILL)
+        assert not broker.is_running
+    with pytest.raises(gnatswarm.BrokerFailed, match="has ended by itself"):
+        broker.shard_count()
+    broker.stop()
+
+
 def test_starts_and_stops_again_and_again(form):
     broker = form()
     assert not broker.is_running

@@ -13,7 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from gnatswarm.broker.bounds import DISCOURAGED_MAX_PAYLOAD_BYTES, LARGEST_OPTIONS_BYTES
+from gnatswarm.broker.bounds import (
+    DISCOURAGED_MAX_PAYLOAD_BYTES,
+    LARGEST_OPTIONS_BYTES,
+    MOST_COUNTED_ACCOUNTS,
+    MOST_PUBLISH_LIMITS,
+)
 from gnatswarm.broker.limits import Limits
 from gnatswarm.broker.options import (
     GLOBAL_ACCOUNT,
@@ -206,13 +211,9 @@ class _Building:
             config_digest=_digest(parsed) if self._is_like_newer else "",
             notices=tuple(str(notice) for notice in [*self.warnings, *self.notices]),
         )
-        size = _size(options)
-        if size > LARGEST_OPTIONS_BYTES:
-            what = (
-                f"the configuration is too large: {size:,} bytes as shards are told it, over {LARGEST_OPTIONS_BYTES:,}"
-            )
-            at = Position(line.config_file)
-            raise ConfigError([Problem(at, what, "fewer users, or default_permissions for those that have the same")])
+        too_many = _too_many(options)
+        if too_many is not None:
+            raise ConfigError([Problem(Position(line.config_file), *too_many)])
         return Built(options, tuple(str(warning) for warning in self.warnings))
 
     def _entry(self, entry: Entry) -> None:
@@ -659,6 +660,30 @@ def _size(options: Options) -> int:
     """
     users = (options.users[at : at + 1000] for at in range(0, len(options.users), 1000))
     return sum(len(msgspec.msgpack.encode(part)) for part in (msgspec.structs.replace(options, users=()), *users))
+
+
+def _too_many(options: Options) -> tuple[str, str] | None:
+    """What there is too much of, as shards are told it or count it, and what to do about it."""
+    size = _size(options)
+    if size > LARGEST_OPTIONS_BYTES:
+        what = f"the configuration is too large: {size:,} bytes as shards are told it, over {LARGEST_OPTIONS_BYTES:,}"
+        return what, "fewer users, or default_permissions for those that have the same"
+    counted = sum(1 for account in options.accounts if account.max_connections)
+    if counted > MOST_COUNTED_ACCOUNTS:
+        what = f"{counted:,} accounts have limits {{ max_connections }}"
+        return (
+            f"{what}, and at most {MOST_COUNTED_ACCOUNTS:,} can be counted",
+            "fewer, or max_connections of the broker",
+        )
+    limits = [*(user.publish_limits for user in options.users), *(one.publish_limits for one in options.accounts)]
+    limited = len(limits) - limits.count(None)
+    if limited > MOST_PUBLISH_LIMITS:
+        what = f"{limited:,} users and accounts have publish_limits"
+        return (
+            f"{what}, and at most {MOST_PUBLISH_LIMITS:,} can be counted",
+            "those of accounts are for all their users",
+        )
+    return None
 
 
 def _overlap(host: str, other: str) -> bool:

@@ -12,7 +12,7 @@
 #
 # PageHeader* and ShardSlot* STAY VALID UNTIL THE Page IS DEALLOCATED; keep a reference to the Page beside them.
 
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 cdef extern from *:
     """
@@ -22,10 +22,11 @@ cdef extern from *:
     #include <stddef.h>
 
     #define PAGE_MAGIC UINT64_C(0x676e617473776d31)   /* "gnatswm1" */
-    #define PAGE_VERSION 6
+    #define PAGE_VERSION 7
     #define PAGE_SLOTS 64
-    #define PAGE_ACCOUNTS 1024
-    #define PAGE_PUBLISHERS 4096
+    #define PAGE_ACCOUNTS 16384      /* broker.bounds has these two numbers, too */
+    #define PAGE_PUBLISHERS 65536
+    #define PAGE_ACCOUNT_KEYS (2 * PAGE_ACCOUNTS)
 
     typedef struct {
         uint64_t magic;
@@ -42,7 +43,8 @@ cdef extern from *:
         uint64_t servers_out_msgs;
         uint64_t servers_out_bytes;
         uint64_t doubts;                                        /* atomic, all shards: see page_doubt_connections */
-        uint64_t spare[11];
+        uint64_t accounts_placed;                               /* atomic, all shards: so many have a place */
+        uint64_t spare[10];
     } PageHeader;
 
     typedef struct {
@@ -81,14 +83,20 @@ cdef extern from *:
     } ShardSlot;
 
     typedef struct {
+        /* Connections of the account, counted by the shard that accepted them. The sum is the broker's; a client that
+           moves leaves it as it is, so that a shard's own number may fall below zero. */
+        int32_t connections[PAGE_SLOTS];
+        /* … and how many of these clients the shard has now: what dies with it. */
+        int32_t clients[PAGE_SLOTS];
+    } AccountSlot;
+
+    typedef struct {
         PageHeader header;
         ShardSlot slots[PAGE_SLOTS];
-        uint64_t account_keys[PAGE_ACCOUNTS];   /* atomic; 0: free. A place is never freed */
-        /* Connections of each, counted by the shard that accepted them. The sum is the broker's; a client that moves
-           leaves it as it is, so that a shard's own number may fall below zero. */
-        int32_t account_connections[PAGE_SLOTS][PAGE_ACCOUNTS];
-        /* … and how many of these clients the shard has now: what dies with it. */
-        int32_t account_clients[PAGE_SLOTS][PAGE_ACCOUNTS];
+        /* Places are given in order, so that few accounts have few pages of memory. */
+        uint64_t account_keys[PAGE_ACCOUNT_KEYS];     /* atomic; 0: free. Neither keys nor places are freed */
+        uint32_t account_places[PAGE_ACCOUNT_KEYS];   /* atomic; from 1; 0: none yet */
+        AccountSlot accounts[PAGE_ACCOUNTS];
         uint64_t publisher_keys[PAGE_PUBLISHERS];   /* atomic; 0: free. A place is never freed */
         uint64_t publisher_paid[PAGE_PUBLISHERS][2];   /* atomic, all shards: for messages, and for bytes */
     } PageLayout;
@@ -179,15 +187,34 @@ cdef extern from *:
         return __atomic_exchange_n(&header->doubts, 0, __ATOMIC_SEQ_CST) != 0;
     }
 
+    /* The place of a key that is there. Who has put it there may have been killed before it had one. */
+    static inline int page_place_of_key(PageLayout *page, unsigned at) {
+        uint32_t place = __atomic_load_n(&page->account_places[at], __ATOMIC_SEQ_CST);
+        if (!place && __atomic_load_n(&page->header.accounts_placed, __ATOMIC_SEQ_CST) < PAGE_ACCOUNTS) {
+            uint64_t next = __atomic_add_fetch(&page->header.accounts_placed, 1, __ATOMIC_SEQ_CST);
+            if (next <= PAGE_ACCOUNTS &&
+                __atomic_compare_exchange_n(&page->account_places[at], &place, (uint32_t)next, 0, __ATOMIC_SEQ_CST,
+                                            __ATOMIC_SEQ_CST))
+                return (int)next - 1;
+        }
+        return (int)place - 1;
+    }
+
     static inline int page_account_place(PageLayout *page, uint64_t key) {
-        for (unsigned i = 0; i < PAGE_ACCOUNTS; i++) {
-            unsigned place = (key + i) % PAGE_ACCOUNTS;
+        for (unsigned i = 0; i < PAGE_ACCOUNT_KEYS; i++) {
+            unsigned at = (key + i) % PAGE_ACCOUNT_KEYS;
             uint64_t found = 0;
-            if (__atomic_compare_exchange_n(&page->account_keys[place], &found, key, 0,
+            if (__atomic_compare_exchange_n(&page->account_keys[at], &found, key, 0,
                                             __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST) || found == key)
-                return (int)place;
+                return page_place_of_key(page, at);
         }
         return -1;
+    }
+
+    /* Places below this may be taken; a new one may be, any time. */
+    static inline int page_accounts(PageLayout *page) {
+        uint64_t placed = __atomic_load_n(&page->header.accounts_placed, __ATOMIC_SEQ_CST);
+        return placed < PAGE_ACCOUNTS ? (int)placed : PAGE_ACCOUNTS;
     }
 
     /* When all places are taken, two share one: they may publish less then, never more. */
@@ -205,7 +232,7 @@ cdef extern from *:
     static inline int64_t page_account_connections(PageLayout *page, int place) {
         int64_t sum = 0;
         for (int shard = 0; shard < PAGE_SLOTS; shard++)
-            sum += __atomic_load_n(&page->account_connections[shard][place], __ATOMIC_SEQ_CST);
+            sum += __atomic_load_n(&page->accounts[place].connections[shard], __ATOMIC_SEQ_CST);
         return sum;
     }
 
@@ -215,12 +242,12 @@ cdef extern from *:
         ShardSlot *slot = &page->slots[shard];
         int is_room = 1;
         __atomic_fetch_add(&slot->changes_begun, 1, __ATOMIC_SEQ_CST);
-        __atomic_fetch_add(&page->account_connections[shard][place], 1, __ATOMIC_SEQ_CST);
+        __atomic_fetch_add(&page->accounts[place].connections[shard], 1, __ATOMIC_SEQ_CST);
         if (most > 0 && page_account_connections(page, place) > most) {
-            __atomic_fetch_sub(&page->account_connections[shard][place], 1, __ATOMIC_SEQ_CST);
+            __atomic_fetch_sub(&page->accounts[place].connections[shard], 1, __ATOMIC_SEQ_CST);
             is_room = 0;
         } else {
-            __atomic_fetch_add(&page->account_clients[shard][place], 1, __ATOMIC_SEQ_CST);
+            __atomic_fetch_add(&page->accounts[place].clients[shard], 1, __ATOMIC_SEQ_CST);
         }
         __atomic_fetch_add(&slot->changes_done, 1, __ATOMIC_SEQ_CST);
         return is_room;
@@ -229,43 +256,43 @@ cdef extern from *:
     static inline void page_remove_from_account(PageLayout *page, int shard, int place) {
         ShardSlot *slot = &page->slots[shard];
         __atomic_fetch_add(&slot->changes_begun, 1, __ATOMIC_SEQ_CST);
-        __atomic_fetch_sub(&page->account_connections[shard][place], 1, __ATOMIC_SEQ_CST);
-        __atomic_fetch_sub(&page->account_clients[shard][place], 1, __ATOMIC_SEQ_CST);
+        __atomic_fetch_sub(&page->accounts[place].connections[shard], 1, __ATOMIC_SEQ_CST);
+        __atomic_fetch_sub(&page->accounts[place].clients[shard], 1, __ATOMIC_SEQ_CST);
         __atomic_fetch_add(&slot->changes_done, 1, __ATOMIC_SEQ_CST);
     }
 
     /* A client that moves is counted all the time. Between page_pass_connection and page_take_connection: nobody
        compares the sums meanwhile. */
     static inline void page_pass_to_account(PageLayout *page, int shard, int place) {
-        __atomic_fetch_sub(&page->account_clients[shard][place], 1, __ATOMIC_SEQ_CST);
+        __atomic_fetch_sub(&page->accounts[place].clients[shard], 1, __ATOMIC_SEQ_CST);
     }
 
     static inline void page_take_to_account(PageLayout *page, int shard, int place) {
-        __atomic_fetch_add(&page->account_clients[shard][place], 1, __ATOMIC_SEQ_CST);
+        __atomic_fetch_add(&page->accounts[place].clients[shard], 1, __ATOMIC_SEQ_CST);
     }
 
     static inline void page_forget_accounts(PageLayout *page, int shard) {
-        for (int place = 0; place < PAGE_ACCOUNTS; place++) {
-            int32_t gone = page->account_clients[shard][place];
+        for (int place = 0; place < page_accounts(page); place++) {
+            int32_t gone = page->accounts[place].clients[shard];
             if (gone) {
-                __atomic_fetch_sub(&page->account_connections[shard][place], gone, __ATOMIC_SEQ_CST);
-                __atomic_store_n(&page->account_clients[shard][place], 0, __ATOMIC_SEQ_CST);
+                __atomic_fetch_sub(&page->accounts[place].connections[shard], gone, __ATOMIC_SEQ_CST);
+                __atomic_store_n(&page->accounts[place].clients[shard], 0, __ATOMIC_SEQ_CST);
             }
         }
     }
 
-    /* By how many the account's count is too high, while nothing changes. */
-    static inline int64_t page_account_error(PageLayout *page, int place) {
-        int64_t here = 0;
-        if (!__atomic_load_n(&page->account_keys[place], __ATOMIC_SEQ_CST))
-            return 0;
-        for (int shard = 0; shard < PAGE_SLOTS; shard++)
-            here += __atomic_load_n(&page->account_clients[shard][place], __ATOMIC_SEQ_CST);
-        return page_account_connections(page, place) - here;
+    /* By how many the account's count is too high, while nothing changes; of these first slots. */
+    static inline int64_t page_account_error(PageLayout *page, int place, int slots) {
+        int64_t error = 0;
+        for (int shard = 0; shard < slots; shard++) {
+            error += __atomic_load_n(&page->accounts[place].connections[shard], __ATOMIC_SEQ_CST);
+            error -= __atomic_load_n(&page->accounts[place].clients[shard], __ATOMIC_SEQ_CST);
+        }
+        return error;
     }
 
     static inline void page_correct_account(PageLayout *page, int place, int64_t error) {
-        __atomic_fetch_sub(&page->account_connections[0][place], (int32_t)error, __ATOMIC_SEQ_CST);
+        __atomic_fetch_sub(&page->accounts[place].connections[0], (int32_t)error, __ATOMIC_SEQ_CST);
     }
 
     static inline int64_t page_connections(PageHeader *header) {
@@ -303,6 +330,7 @@ cdef extern from *:
         uint64_t servers_in_bytes
         uint64_t servers_out_msgs
         uint64_t servers_out_bytes
+        uint64_t accounts_placed
 
     ctypedef struct ShardSlot:
         uint64_t connections          # through page_try_add_connection and page_remove_connection only
@@ -336,7 +364,7 @@ cdef extern from *:
     ctypedef struct PageLayout:
         PageHeader header
         ShardSlot[64] slots
-        uint64_t[1024] account_keys
+        uint32_t *account_places
         uint64_t[2] *publisher_paid
 
     # The next client id: dense, from 1, unique over all shards, never reused.
@@ -367,7 +395,8 @@ cdef extern from *:
     void page_pass_to_account(PageLayout* page, int shard, int place) noexcept nogil
     void page_take_to_account(PageLayout* page, int shard, int place) noexcept nogil
     void page_forget_accounts(PageLayout* page, int shard) noexcept nogil
-    int64_t page_account_error(PageLayout* page, int place) noexcept nogil
+    int page_accounts(PageLayout* page) noexcept nogil
+    int64_t page_account_error(PageLayout* page, int place, int slots) noexcept nogil
     void page_correct_account(PageLayout* page, int place, int64_t error) noexcept nogil
     uint64_t page_load(const uint64_t* word) noexcept nogil
     void page_store(uint64_t* word, uint64_t value) noexcept nogil
@@ -381,7 +410,7 @@ cdef class Page:
     cdef bint is_in_doubt             # a shard has died, or clients were lost on their way: see settle_connections()
 
     cdef int map_descriptor(self, int fd) except -1
-    cdef bint count_error(self, int64_t* error, int64_t* of_accounts) noexcept
+    cdef bint count_error(self, int64_t* error, int64_t* of_accounts, int accounts) noexcept
     # An account's place, or an IndexError.
     cdef int checked_place(self, int place) except -1
     # Never returns NULL: a number outside 0..63 is an IndexError.

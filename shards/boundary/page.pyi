@@ -2,6 +2,8 @@ from typing import final
 
 SLOTS: int
 VERSION: int
+ACCOUNTS: int
+PUBLISHERS: int
 QUIET_MOMENT_ATTEMPTS: int
 
 @final
@@ -47,4 +49,5 @@ class Page:
 
 def is_inside_change(page: Page, shard: int) -> bool: ...
 def begin_change(page: Page, shard: int, change: str, steps: int) -> None: ...
+def put_account_key(page: Page, name: bytes) -> None: ...
 def end_change(page: Page, shard: int) -> None: ...

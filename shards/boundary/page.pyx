@@ -5,9 +5,9 @@ A memfd made by the router and mapped by every shard: the next client id, the nu
 broker (atomic, so that max_connections is exact), what has passed to and from other servers, and one slot of gauges
 and counters per shard. It is not a message channel: no process waits on it. Invariant: the broker's connection count is
 the sum of the slots' counts, except for changes in progress, and clients on their way from one shard to another. It
-outlives a killed shard, so ids are never reused and totals never decrease. Cost: 17 KiB for the whole broker; with
-connection limits of accounts 8 KiB more, and 8 KiB more per shard; each user with publish_limits at most 8 KiB more. A
-connection costs five atomic additions, a message only plain stores.
+outlives a killed shard, so ids are never reused and totals never decrease. Cost: 17 KiB for the whole broker; for each
+account with a connection limit 0.5 KiB and at most 8 KiB more, for each user with publish_limits at most 8 KiB; never
+more than 10 MiB. A connection costs five atomic additions, a message only plain stores.
 """
 
 import os
@@ -15,6 +15,7 @@ import time
 
 cimport cython
 from libc.errno cimport errno
+from libc.stdlib cimport free, malloc
 from posix.mman cimport MAP_FAILED, MAP_SHARED, PROT_READ, PROT_WRITE, mmap, munmap
 
 import fcntl
@@ -22,6 +23,8 @@ import hashlib
 
 SLOTS = PAGE_SLOTS
 VERSION = PAGE_VERSION
+ACCOUNTS = PAGE_ACCOUNTS
+PUBLISHERS = PAGE_PUBLISHERS
 
 # How often settle_connections tries to find a moment in which no living shard is inside a change. A change takes some
 # 50 ns, so the first or second try succeeds; a shard stopped inside one (SIGSTOP) must not block the router.
@@ -157,7 +160,7 @@ cdef class Page:
         return page_try_handshake(self.header, now_ms or time.monotonic_ns() // 1000000, most) == 1
 
     def account_place(self, bytes name not None):
-        """The account's place on the page: 0 to 1023; -1: all places are taken by other accounts with limits."""
+        """The account's place on the page: 0 to 16,383; -1: all places are taken by other accounts with limits."""
         digest = hashlib.blake2b(name, digest_size=8).digest()
         return page_account_place(self.layout, int.from_bytes(digest, "little") or 1)
 
@@ -235,38 +238,48 @@ cdef class Page:
         the next call tries again.
         """
         cdef int64_t error
-        cdef int64_t[PAGE_ACCOUNTS] of_accounts
-        cdef int place
+        cdef int64_t* of_accounts
+        cdef int accounts, place
         if page_take_doubts(self.header):
             self.is_in_doubt = True
-        if self.is_in_doubt:
+        if not self.is_in_doubt:
+            return 0
+        accounts = page_accounts(self.layout)
+        of_accounts = <int64_t*> malloc((accounts + 1) * sizeof(int64_t))
+        if of_accounts == NULL:
+            raise MemoryError
+        try:
             for _ in range(QUIET_MOMENT_ATTEMPTS):
-                if self.count_error(&error, of_accounts):
+                if self.count_error(&error, of_accounts, accounts):
                     self.is_in_doubt = False
                     page_subtract(self.header, error)
-                    for place in range(PAGE_ACCOUNTS):
+                    for place in range(accounts):
                         if of_accounts[place]:
                             page_correct_account(self.layout, place, of_accounts[place])
                     return error
+        finally:
+            free(of_accounts)
         return 0
 
-    cdef bint count_error(self, int64_t* error, int64_t* of_accounts) noexcept:
+    cdef bint count_error(self, int64_t* error, int64_t* of_accounts, int accounts) noexcept:
         """Sets `error` to the broker's count minus the sum of the slots, and those of accounts with limits likewise.
 
         False when there was a change meanwhile.
         """
         cdef uint64_t[PAGE_SLOTS] begun
         cdef int64_t total = 0
-        cdef int k
+        cdef int k, slots = 1   # (corrections are in the first)
         for k in range(PAGE_SLOTS):
             begun[k] = page_load(&self.layout.slots[k].changes_begun)
             if page_load(&self.layout.slots[k].changes_done) != begun[k]:
                 return False
+            if begun[k]:
+                slots = k + 1
         for k in range(PAGE_SLOTS):
             total += <int64_t> page_load(&self.layout.slots[k].connections)
         error[0] = page_connections(self.header) - total
-        for k in range(PAGE_ACCOUNTS):
-            of_accounts[k] = page_account_error(self.layout, k)
+        for k in range(accounts):
+            of_accounts[k] = page_account_error(self.layout, k, slots)
         for k in range(PAGE_SLOTS):
             if page_load(&self.layout.slots[k].changes_begun) != begun[k]:
                 return False
@@ -387,6 +400,16 @@ def begin_change(Page page, int shard, str change, int steps):
         page_store(&slot.connections, slot.connections + count)
     if steps >= 4:
         page_store(&slot.changes_done, slot.changes_done + 1)
+
+
+def put_account_key(Page page, bytes name):
+    """Only the first step of account_place(): the account is known, and has no place."""
+    placed = page.header.accounts_placed
+    place = page.account_place(name)
+    page.header.accounts_placed = placed
+    for at in range(2 * PAGE_ACCOUNTS):
+        if page.layout.account_places[at] == place + 1:
+            page.layout.account_places[at] = 0
 
 
 def end_change(Page page, int shard):

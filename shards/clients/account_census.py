@@ -31,7 +31,7 @@ class AccountCensus:
         """Count the client for this account, which may have `most` connections (0: no limit).
 
         MaximumAccountConnectionsExceeded when the account is full; the client is then counted as before. Raised too
-        when 1,024 other accounts occupy the page: a connection that cannot be counted must not stay open.
+        when 16,384 other accounts occupy the page: a connection that cannot be counted must not stay open.
         """
         place = self._page.account_place(_raw(account)) if most else -1
         if place == client.counted_at and (place >= 0 or not most):

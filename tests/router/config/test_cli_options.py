@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from gnatswarm.broker.bounds import LARGEST_OPTIONS_BYTES
 from gnatswarm.broker.limits import Limits
 from gnatswarm.broker.options import Logging, Options, Sharding, Stats, Tls, User, WebSocket
-from gnatswarm.router.config import conf, not_offered, option_values
+from gnatswarm.router.config import conf, not_offered, option_values, options_build
 from gnatswarm.router.config.conf_tree import ConfigError
 from gnatswarm.router.config.flags import parse
 from gnatswarm.router.config.option_keys import KEYS
@@ -337,6 +337,23 @@ def test_what_shards_could_not_be_told_is_refused(built: Build, refusals: Callab
     assert len(control.encode(control.Reload(largest))) < control.MAX_FRAME_BYTES - 2**19
     (refusal,) = refusals(tags % ("x" * LARGEST_OPTIONS_BYTES))
     assert "the configuration is too large" in refusal
+
+
+def test_more_than_can_be_counted_is_refused(
+    built: Build, refusals: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Accounts beyond the number were accepted, and their clients refused for ever, as if these had all connections."""
+    monkeypatch.setattr(options_build, "MOST_COUNTED_ACCOUNTS", 2)
+    monkeypatch.setattr(options_build, "MOST_PUBLISH_LIMITS", 2)
+    account = "%s { limits { max_connections: %d }, users: [{ user: %s, password: p%s }] }"
+    text = "accounts {" + ", ".join([account % ("A", 1, "a", "%s"), account % ("B", 1, "b", ""), "%s", "%s"]) + "}"
+    limits = ", publish_limits { messages: 5 }"
+    none = account % ("C", -1, "c", limits)
+    assert len(built(text % (limits, none, "")).options.accounts) == 3
+    (refusal,) = refusals(text % ("", none, account % ("D", 1, "d", "")))
+    assert "3 accounts have limits { max_connections }, and at most 2 can be counted" in refusal
+    (refusal,) = refusals(text % (limits, none, "D { publish_limits { bytes: 5 } }"))
+    assert "3 users and accounts have publish_limits, and at most 2 can be counted" in refusal
 
 
 def test_everything_wrong_is_said_at_once(refusals: Callable[..., list[str]]) -> None:

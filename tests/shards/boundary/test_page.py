@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from gnatswarm.broker.bounds import MOST_COUNTED_ACCOUNTS, MOST_PUBLISH_LIMITS
 from gnatswarm.shards.boundary import page as page_module
-from gnatswarm.shards.boundary.page import SLOTS, Page
+from gnatswarm.shards.boundary.page import ACCOUNTS, PUBLISHERS, SLOTS, Page
 
 # Adds and removes connections as fast as it can, for its slot, until it is killed.
 _CHURN = """
@@ -37,6 +38,17 @@ from gnatswarm.shards.boundary.page import Page
 page = Page.attach(int(sys.argv[1]))
 ids = [page.next_client_id() for _ in range(20000)]
 print(*ids)
+"""
+
+# The places of some accounts, each asked for at a time of its own.
+_PLACES = """
+import random, sys
+from gnatswarm.shards.boundary.page import Page
+page = Page.attach(int(sys.argv[1]))
+names = [b"account %d" % number for number in range(3000)]
+asked = random.Random(int(sys.argv[2])).sample(names, len(names))
+places = {name: page.account_place(name) for name in asked}
+print(*[places[name] for name in names])
 """
 
 
@@ -149,6 +161,48 @@ def test_who_is_lost_on_the_way_counts_for_an_account_until_nobody_is_on_the_way
     assert page.connections == 3
     page.settle_connections()
     assert [page.account_connections(place) for place in places] == [1, 2]
+
+
+def test_as_many_accounts_as_a_configuration_may_have_are_counted_apart() -> None:
+    assert (ACCOUNTS, PUBLISHERS) == (MOST_COUNTED_ACCOUNTS, MOST_PUBLISH_LIMITS)
+    page = Page.create()
+    names = [b"account %d" % number for number in range(ACCOUNTS)]
+    places = [page.account_place(name) for name in names]
+    assert sorted(places) == list(range(ACCOUNTS))
+    assert page.account_place(b"one more") == -1
+    for place in places[::1000]:
+        assert [page.try_add_to_account(shard, place, 1) for shard in (1, 0)] == [True, False]
+    other = attached(page)
+    assert [other.account_place(name) for name in names[::1000]] == places[::1000]
+    page.forget_connections(1)
+    assert {page.account_connections(place) for place in places} == {0}
+
+
+def test_as_many_publishers_as_a_configuration_may_have_are_counted_apart() -> None:
+    page = Page.create()
+    words = {page.publisher_words(b"user %d" % number) for number in range(PUBLISHERS)}
+    assert len(words) == PUBLISHERS
+    assert page.publisher_words(b"one more") in words
+
+
+def test_few_accounts_have_places_that_are_together() -> None:
+    page = Page.create()
+    assert [page.account_place(name) for name in (b"A", b"B", b"A", b"C")] == [0, 1, 0, 2]
+
+
+def test_an_account_whose_shard_was_killed_before_it_had_a_place_has_one() -> None:
+    page = Page.create()
+    page_module.put_account_key(page, b"A")
+    assert [page.account_place(name) for name in (b"B", b"A", b"A")] == [0, 1, 1]
+
+
+def test_processes_that_ask_at_the_same_time_are_given_the_same_places() -> None:
+    page = Page.create()
+    processes = [run(_PLACES, page, str(seed)) for seed in range(3)]
+    told = [process.communicate(timeout=30)[0] for process in processes]
+    assert len(set(told)) == 1
+    places = [int(place) for place in told[0].split()]
+    assert len(set(places)) == len(places) == 3000
 
 
 def test_slots_are_0_to_63() -> None:
