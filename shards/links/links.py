@@ -256,6 +256,7 @@ class Links:
         """This shard ends: say goodbye, listen and dial no more; links end with the process."""
         # (Others may let go of it before its process has ended: it would dial them, and be nobody whom they know.)
         self._siblings = {}
+        self._missing.clear()  # nobody is kept waiting any more
         self._sockets.close()
         for session in [*self._sessions.values(), *self._greeting]:
             session.link.send(GOODBYE)

@@ -60,6 +60,7 @@ cdef class Socket(Source):
     cdef int show_read(self, iovec *parts, int n, Py_ssize_t size) except -1
     cdef void show_sent(self, iovec *parts, int n, Py_ssize_t size) noexcept
     cdef void flush(self) noexcept
+    cdef bint hears_out(self, int error) noexcept
     cdef void look_whether_it_takes(self) noexcept
     cdef void block(self) noexcept
     # The peer's last bytes are sent: a layer sends its own.

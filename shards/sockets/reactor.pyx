@@ -8,7 +8,7 @@ Invariants: what a round appended is flushed at its end; a Source stays alive un
 closed; nothing here blocks.
 """
 
-from libc.errno cimport EAGAIN, EINTR, errno
+from libc.errno cimport EAGAIN, ECONNRESET, EINTR, EPIPE, errno
 from libc.stdlib cimport free, malloc
 from libc.string cimport memset
 from posix.unistd cimport close as close_fd
@@ -286,7 +286,8 @@ cdef class Socket(Source):
                 if errno == EINTR:
                     continue
                 if errno != EAGAIN:
-                    out_condemn(out, CLOSE_WRITE_ERROR)
+                    if not self.hears_out(errno):
+                        out_condemn(out, CLOSE_WRITE_ERROR)
                     return
                 took = 0
             if took:
@@ -300,6 +301,13 @@ cdef class Socket(Source):
                     out.taken_us = self.reactor.box.now_us
                 self.block()
                 return
+
+    cdef bint hears_out(self, int error) noexcept:
+        """Nothing more can be sent. What a shard or server had said before it closed is read, and the end after it."""
+        if error not in (EPIPE, ECONNRESET) or isinstance(self.peer, ClientConnection):
+            return False
+        self.peer.out.is_blocked = 1
+        return True
 
     cdef void block(self) noexcept:
         """The kernel takes no more for now."""

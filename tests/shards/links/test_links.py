@@ -434,6 +434,36 @@ def test_nobody_waits_for_a_shard_that_has_said_goodbye(swarm: Swarm, leaves: in
     assert other.said == ["ready"]
 
 
+def test_who_ends_gives_no_link_up(swarm: Swarm) -> None:
+    """Its clients are being closed, which may take long."""
+    siblings = [swarm.start(0), swarm.start(1)]
+    swarm.tell(*siblings)
+    siblings[1].links.part(0, 60.0)
+    swarm.run()
+    ending = siblings[0]
+    assert ending.said == ["ready", "hole"]
+    ending.links.close()
+    swarm.pass_s(LOOK_S * LOOKS_OF_THE_DIALLED)
+    assert ending.said == ["ready", "hole"]
+
+
+def test_what_a_shard_said_before_it_ended_is_read_by_who_writes_to_it_first(swarm: Swarm) -> None:
+    siblings = [swarm.start(0), swarm.start(1)]
+    swarm.tell(*siblings)
+    leaving, other = siblings
+    (there,), (here,) = leaving.links.sessions, other.links.sessions
+    there.link.send(b"RMSG $G a 1\r\nx\r\n" * 3)
+    leaving.links.close()
+    leaving.reactor.finish()
+    leaving.reactor.close()
+    here.link.send(b"RS+ $G a\r\n")
+    other.reactor.finish()
+    swarm.siblings.remove(leaving)
+    swarm.run()
+    assert here.link.in_msgs == 3
+    assert other.said == ["ready"] and other.dead == [0]
+
+
 def test_a_link_that_breaks_again_and_again_is_given_up_as_one_that_does_not_come_back(swarm: Swarm) -> None:
     """Its ends are joined each time, but never in step."""
     one = swarm.start(0)
