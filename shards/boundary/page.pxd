@@ -317,6 +317,7 @@ cdef extern from *:
         PAGE_VERSION
         PAGE_SLOTS
         PAGE_ACCOUNTS
+        PAGE_ACCOUNT_KEYS
         PAGE_PUBLISHERS
 
     ctypedef struct PageHeader:

@@ -29,6 +29,8 @@ PUBLISHERS = PAGE_PUBLISHERS
 # How often settle_connections tries to find a moment in which no living shard is inside a change. A change takes some
 # 50 ns, so the first or second try succeeds; a shard stopped inside one (SIGSTOP) must not block the router.
 QUIET_MOMENT_ATTEMPTS = 1000
+# … and for how long: with thousands of accounts to compare a try takes a millisecond, and clients may be logging in.
+QUIET_MOMENT_S = 0.01
 
 
 @cython.final
@@ -244,6 +246,7 @@ cdef class Page:
             self.is_in_doubt = True
         if not self.is_in_doubt:
             return 0
+        until_s = time.monotonic() + QUIET_MOMENT_S
         accounts = page_accounts(self.layout)
         of_accounts = <int64_t*> malloc((accounts + 1) * sizeof(int64_t))
         if of_accounts == NULL:
@@ -257,6 +260,8 @@ cdef class Page:
                         if of_accounts[place]:
                             page_correct_account(self.layout, place, of_accounts[place])
                     return error
+                if time.monotonic() > until_s:
+                    break
         finally:
             free(of_accounts)
         return 0
@@ -402,17 +407,17 @@ def begin_change(Page page, int shard, str change, int steps):
         page_store(&slot.changes_done, slot.changes_done + 1)
 
 
+def end_change(Page page, int shard):
+    """The change that was begun is done, and changed nothing more."""
+    cdef ShardSlot* slot = page.slot(shard)
+    page_store(&slot.changes_done, slot.changes_begun)
+
+
 def put_account_key(Page page, bytes name):
     """Only the first step of account_place(): the account is known, and has no place."""
     placed = page.header.accounts_placed
     place = page.account_place(name)
     page.header.accounts_placed = placed
-    for at in range(2 * PAGE_ACCOUNTS):
+    for at in range(PAGE_ACCOUNT_KEYS):
         if page.layout.account_places[at] == place + 1:
             page.layout.account_places[at] = 0
-
-
-def end_change(Page page, int shard):
-    """The change that was begun is done, and changed nothing more."""
-    cdef ShardSlot* slot = page.slot(shard)
-    page_store(&slot.changes_done, slot.changes_begun)

@@ -307,6 +307,7 @@ cdef class Socket(Source):
         if error not in (EPIPE, ECONNRESET) or isinstance(self.peer, ClientConnection):
             return False
         self.peer.out.is_blocked = 1
+        self.arm(self.armed & ~<uint32_t>EPOLLOUT)
         return True
 
     cdef void block(self) noexcept:
