@@ -75,6 +75,8 @@ cdef class Mesh(InterestSink):
     cdef list work                           # MeshWork
     cdef list waiting_links                  # (link, shard): they join when what was told by the last one is dropped
     cdef readonly uint64_t n_slices          # of work that were done
+    cdef list untrimmed                      # Sublists whose match caches are emptied next, the last one first
+    cdef size_t trimmed_slots                # of that one, those that are done
 
     # The account's subscriptions; None: nobody has named it yet.
     cdef Sublist known(self, const uint8_t *account, size_t size)
@@ -105,6 +107,7 @@ cdef class Mesh(InterestSink):
     cdef int begin(self, MeshWork work) except -1
     # The rest of it will not be done.
     cdef int end(self, MeshWork work) except -1
+    cdef list caches(self)
     # What this sibling or other server wants in these accounts counts no more, and is dropped, now or in turns. `then`
     # is called behind that, if it is not None.
     cdef int drop(self, int shard, list sublists, object then) except -1

@@ -19,8 +19,12 @@ cdef enum:
     SECOND_TOKEN_SLOTS = 4096
     CACHE_WAYS = 4
     # The cache is bounded twice: this many sets of CACHE_WAYS entries, and this many bytes of entries.
+    FEWEST_CACHE_SETS = 64
     MOST_CACHE_SETS = 131072
     MOST_CACHE_BYTES = 100663296
+    # What all caches of a process may have, for long: more than one and its rules' alone. See Mesh.trim_caches().
+    MOST_CACHES_BYTES = 268435456
+    TRIMMED_CACHES_BYTES = 251658240
 
 cdef enum:
     # Messages by how many subscribers here they reached: 0 to 16, then 17-32, 33-64 and so on.
@@ -47,6 +51,9 @@ cdef void count_steps(uint64_t n) noexcept nogil
 
 cdef enum:
     MOST_MATCHING = 50000
+
+# Of all sublists: bytes of entries, and of sets beyond the fewest.
+cdef size_t caches_bytes
 
 
 # Of a generated reply subject: "_R_.", the shard in two hex digits, eight characters of its boot, a dot. (Four hex
@@ -107,6 +114,10 @@ cdef class Sublist(Interest):
     cdef bint walk(self, Pattern *at, const uint8_t *s, const uint8_t *end) noexcept
     cdef bint store(self, Entry *entry) noexcept
     cdef bint widen_cache(self) noexcept
+    cdef void narrow_cache(self) noexcept
+    cdef bint resize_cache(self, uint32_t sets) noexcept
+    # Evicts what is in so many slots of the cache; where to go on, 0 after the last. NOT WHILE AN ENTRY IS IN USE.
+    cdef size_t trim(self, size_t start, size_t slots) noexcept
     cdef void evict(self, uint64_t *way) noexcept
     cdef void tell_tally(self, Entry *entry) noexcept
     # The sublist of members of queue groups that have left. MemoryError.

@@ -28,6 +28,7 @@ cdef uint64_t[SECOND_TOKEN_SLOTS + 1] UNCHANGED
 
 match_steps = 0
 step_cost = 1
+caches_bytes = 0
 
 
 cdef void count_steps(uint64_t n) noexcept nogil:
@@ -46,7 +47,7 @@ cdef class Sublist(Interest):
 
     def __cinit__(self, *args):
         self.random_state = int.from_bytes(os.urandom(8), "little") | 1
-        self.cache_mask = 63
+        self.cache_mask = FEWEST_CACHE_SETS - 1
         self.cache = <uint64_t *>calloc((<size_t>self.cache_mask + 1) * CACHE_WAYS, sizeof(uint64_t))
         self.first_token = self.second_token = UNCHANGED
         if self.cache == NULL:
@@ -54,10 +55,12 @@ cdef class Sublist(Interest):
 
     def __dealloc__(self):
         cdef size_t i
+        global caches_bytes
         if self.cache != NULL:
             for i in range((<size_t>self.cache_mask + 1) * CACHE_WAYS):
                 if self.cache[i]:
                     self.evict(&self.cache[i])
+            caches_bytes -= (<size_t>self.cache_mask + 1 - FEWEST_CACHE_SETS) * CACHE_WAYS * sizeof(uint64_t)
         free(self.cache)
         if self.first_token != UNCHANGED:
             free(self.first_token)
@@ -363,37 +366,65 @@ cdef class Sublist(Interest):
 
     cdef void evict(self, uint64_t *way) noexcept:
         cdef Entry *entry = <Entry *>(way[0] & ((<uint64_t>1 << 48) - 1))
+        global caches_bytes
         if self.tally is not None and is_counted(entry):
             self.tell_tally(entry)
         free(entry.earlier)
         self.cache_bytes -= entry.allocated
+        caches_bytes -= entry.allocated
         self.cache_count -= 1
         self.cache_epoch += 1
         way[0] = 0
         free(entry)
 
     cdef bint widen_cache(self) noexcept:
-        """Twice the sets; entries move with their way's order kept. No memory: the cache stays as it is."""
-        cdef uint32_t mask = self.cache_mask * 2 + 1
-        cdef uint64_t *wide = <uint64_t *>calloc((<size_t>mask + 1) * CACHE_WAYS, sizeof(uint64_t))
+        """Twice the sets, so there is room for all. No memory: the cache stays as it is."""
+        return self.resize_cache((self.cache_mask + 1) * 2)
+
+    cdef void narrow_cache(self) noexcept:
+        """As many sets as widening would have made of these entries, if that is a quarter or less of what there is."""
+        cdef uint32_t sets = FEWEST_CACHE_SETS
+        while sets < self.cache_count:
+            sets *= 2
+        if sets <= (self.cache_mask + 1) // 4:
+            self.resize_cache(sets)
+
+    cdef bint resize_cache(self, uint32_t sets) noexcept:
+        """Entries move with their ways' order kept; what a full set has no way for is evicted."""
+        cdef uint64_t *resized = <uint64_t *>calloc(<size_t>sets * CACHE_WAYS, sizeof(uint64_t))
         cdef uint64_t *set_
         cdef Entry *entry
         cdef size_t i
         cdef int j
-        if wide == NULL:
+        global caches_bytes
+        if resized == NULL:
             return False
         for i in range((<size_t>self.cache_mask + 1) * CACHE_WAYS):
             if self.cache[i]:
                 entry = <Entry *>(self.cache[i] & ((<uint64_t>1 << 48) - 1))
-                set_ = wide + <size_t>(entry.hash & mask) * CACHE_WAYS
-                for j in range(CACHE_WAYS):   # a set's entries go to two sets: there is room
+                set_ = resized + <size_t>(entry.hash & (sets - 1)) * CACHE_WAYS
+                for j in range(CACHE_WAYS):
                     if set_[j] == 0:
                         set_[j] = self.cache[i]
                         break
+                else:
+                    self.evict(&self.cache[i])
         free(self.cache)
-        self.cache = wide
-        self.cache_mask = mask
+        caches_bytes += (<size_t>sets - self.cache_mask - 1) * CACHE_WAYS * sizeof(uint64_t)   # (or less, modulo 2**64)
+        self.cache = resized
+        self.cache_mask = sets - 1
         return True
+
+    cdef size_t trim(self, size_t start, size_t slots) noexcept:
+        cdef size_t all_slots = (<size_t>self.cache_mask + 1) * CACHE_WAYS
+        cdef size_t end = min(start + slots, all_slots), at
+        for at in range(start, end):
+            if self.cache[at]:
+                self.evict(&self.cache[at])
+        if end < all_slots:
+            return end
+        self.narrow_cache()
+        return 0
 
     cdef bint store(self, Entry *entry) noexcept:
         """Puts a new entry in: instead of a stale one for its subject, in a free way, or instead of any other.
@@ -404,6 +435,7 @@ cdef class Sublist(Interest):
         cdef uint64_t *way = NULL
         cdef Entry *other
         cdef size_t i, n
+        global caches_bytes
         if self.cache_count > self.cache_mask and self.cache_mask + 1 < MOST_CACHE_SETS:
             self.widen_cache()
         ways = self.cache + <size_t>(entry.hash & self.cache_mask) * CACHE_WAYS
@@ -430,6 +462,7 @@ cdef class Sublist(Interest):
         way[0] = <uint64_t>entry | ((entry.hash >> 48) << 48)
         self.cache_count += 1
         self.cache_bytes += entry.allocated
+        caches_bytes += entry.allocated
         n = (<size_t>self.cache_mask + 1) * CACHE_WAYS
         i = self.random() % n
         while self.cache_bytes > MOST_CACHE_BYTES and self.cache_count > 1:

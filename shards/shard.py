@@ -321,6 +321,13 @@ class Shard:
         self._timer = self._loop.call_at(self._sweep_at_s, self._sweep)
         self.imports_exports.service_imports.sweep()
         self._lookout.on_sweep()
+        if not self.mesh.is_trimming:
+            self._trim_caches()
+
+    def _trim_caches(self) -> None:
+        """Others are served between its steps."""
+        if self.mesh.trim_caches():
+            self._loop.call_soon(self._trim_caches)
 
     def _show_gauges(self, late_s: float) -> None:
         """Write gauges to the shared page; the lag shown is about the worst of the last second."""

@@ -70,4 +70,5 @@ cdef class LayeredSocket(Socket):
     cdef int queue_outgoing(self) except -1
     cdef int queue(self, bytes data) except -1
     cdef bint send_unsent(self) noexcept
+    cdef void stop_sending(self, int error) noexcept
     cdef void drop(self) noexcept

@@ -196,7 +196,8 @@ cdef class LayeredSocket(Socket):
             self.read_on()
         if self.stage == PLAIN and self.kept is None:
             return Socket.read(self)
-        if not self.may_take() or (self.unsent is not None and len(self.unsent) - self.unsent_at > MOST_UNSENT):
+        if not self.may_take() or (self.unsent is not None and self.armed & EPOLLOUT   # (without: who hears out)
+                                   and len(self.unsent) - self.unsent_at > MOST_UNSENT):
             self.arm(self.armed & ~<uint32_t>EPOLLIN)
             return 0
         if self.is_opening and reactor.round.opening_us > MOST_OPENING_US:
@@ -685,7 +686,7 @@ cdef class LayeredSocket(Socket):
         took = send(self.fd, WIRE_OUT, size, MSG_NOSIGNAL)
         if took < 0:
             if errno != EAGAIN and errno != EINTR:
-                out_condemn(out, CLOSE_WRITE_ERROR)
+                self.stop_sending(errno)
                 return 0
             took = 0
         self.habit.was_sent = True
@@ -748,8 +749,7 @@ cdef class LayeredSocket(Socket):
                 if errno == EINTR:
                     continue
                 if errno != EAGAIN:
-                    self.unsent = None
-                    out_condemn(out, CLOSE_WRITE_ERROR)
+                    self.stop_sending(errno)
                     return False
                 took = 0
             self.habit.was_sent = True
@@ -766,6 +766,11 @@ cdef class LayeredSocket(Socket):
                 out.taken_us = self.reactor.box.now_us
             self.block()
             return False
+
+    cdef void stop_sending(self, int error) noexcept:
+        self.unsent = None
+        if not self.hears_out(error):
+            out_condemn(&self.peer.out, CLOSE_WRITE_ERROR)
 
     # ---- the end
 

@@ -8,7 +8,8 @@ from gnatswarm.broker.interest cimport (
 from gnatswarm.broker.outbuf cimport OutBuf, Outbox, out_init, out_release, outbox_new, outbox_release
 from gnatswarm.broker.subject cimport SUBJECT_BAD, subject_kind
 from gnatswarm.broker.entry cimport Choice, Entry
-from gnatswarm.broker.sublist cimport CACHE_WAYS, MOST_CACHE_BYTES, MOST_CACHE_SETS, Sublist
+from gnatswarm.broker.sublist cimport (
+    CACHE_WAYS, MOST_CACHE_BYTES, MOST_CACHE_SETS, MOST_CACHES_BYTES, TRIMMED_CACHES_BYTES, Sublist, caches_bytes)
 from gnatswarm.broker.table cimport MOST_SPREAD, Table, spread_at, spread_table
 from gnatswarm.broker.word cimport SLACK, hash_bytes
 
@@ -166,3 +167,19 @@ cdef class SublistProbe:
                                  if spread_at(&self.sublist.literals, i) != NULL]),
                 "patterns": self.sublist.root.tokens.count + (self.sublist.root.star != NULL)
                 + (self.sublist.root.rest != NULL)}
+
+
+def fill_cache(Sublist sublist not None, int first, int n, int size):
+    """Have entries made of `n` subjects of about `size` bytes, by number from `first` on; some may be evicted again."""
+    cdef bytes padded
+    cdef const uint8_t *s
+    for i in range(first, first + n):
+        padded = b"%d.%b" % (i, b"x" * size) + bytes(SLACK)
+        s = padded
+        if sublist.find(s, len(padded) - SLACK, hash_bytes(s, len(padded) - SLACK, sublist.seed)) == NULL:
+            raise MemoryError
+
+
+def all_caches() -> tuple:
+    """(bytes of all match caches of this process, the most that stay for long, what is left when they are trimmed)"""
+    return caches_bytes, MOST_CACHES_BYTES, TRIMMED_CACHES_BYTES

@@ -13,10 +13,14 @@ import pytest
 
 from gnatswarm.broker.connection import ClientConnection, Fence
 from gnatswarm.broker.errors import CloseReason
+from gnatswarm.broker.exchange import Exchange
 from gnatswarm.broker.fanout import Fanout
 from gnatswarm.broker.interest import InterestSink
 from gnatswarm.broker.limits import Limits
+from gnatswarm.broker.mesh import Mesh
 from gnatswarm.broker.options import Tls, WebSocket
+from gnatswarm.broker.peer import Peer
+from gnatswarm.broker.serverlink import ServerLink
 from gnatswarm.broker.sublist import Sublist
 from gnatswarm.shards.sockets.frames import FRAMES_IN_A_TURN, Frames, Rules
 from gnatswarm.shards.sockets.frozen_socket import FrozenDeflate, FrozenFrames, FrozenSocket
@@ -164,6 +168,16 @@ class Stumbling(Session):
         raise RuntimeError("of the test")
 
 
+class LastWords:
+    """Hears what another server says before it closes the connection."""
+
+    def __init__(self) -> None:
+        self.said: list[bytes] = []
+
+    def on_error(self, raw: bytes) -> None:
+        self.said.append(raw)
+
+
 class Bench:
     """A reactor with a plain client that is in, and clients that are not."""
 
@@ -209,20 +223,32 @@ class Bench:
 
     def connect_by_tls(self, layer: Records, session: Session) -> socket.socket:
         """The end of a client whose handshake is done."""
-        ours, theirs = socket.socketpair()
-        self._stack.enter_context(ours)
-        theirs.setblocking(False)
-        gate = Gate(timeout_s=60.0, context=layer)  # type: ignore[arg-type]
-        keeper = Doorkeeper(admits=True)
-        keeper.socket = self.reactor.open(theirs.detach(), self._new_connection(session), keeper, LayeredSocket(gate))
-        ours.sendall(b"\x16\0\0\0\0")
-        self.reactor.turn()
+        ours = self.reach_by_tls(layer, self._new_connection(session))
         ours.sendall(record(QUIET))
         self.reactor.turn()
         return ours
 
     def connect_by_websocket(self, session: Session) -> socket.socket:
         """The end of a client whose upgrade is done, and who may compress."""
+        ours = self.reach_by_websocket(self._new_connection(session))
+        ours.sendall(frame(BINARY, QUIET))
+        self.reactor.turn()
+        return ours
+
+    def reach_by_tls(self, layer: Records, peer: Peer) -> socket.socket:
+        """The other end of a connection whose handshake is done."""
+        ours, theirs = socket.socketpair()
+        self._stack.enter_context(ours)
+        theirs.setblocking(False)
+        gate = Gate(timeout_s=60.0, context=layer)  # type: ignore[arg-type]
+        keeper = Doorkeeper(admits=True)
+        keeper.socket = self.reactor.open(theirs.detach(), peer, keeper, LayeredSocket(gate))
+        ours.sendall(b"\x16\0\0\0\0")
+        self.reactor.turn()
+        return ours
+
+    def reach_by_websocket(self, peer: Peer) -> socket.socket:
+        """The other end of a connection whose upgrade is done, and which may be compressed."""
         ours, theirs = socket.socketpair()
         self._stack.enter_context(ours)
         theirs.setblocking(False)
@@ -232,10 +258,14 @@ class Bench:
         frozen = FrozenSocket(
             opened_us=1, used_us=1, work=0, read_us=1, frames=FrozenFrames(deflate=FrozenDeflate(15, 15))
         )
-        self.reactor.open(theirs.detach(), self._new_connection(session), self, LayeredSocket(gate, frozen))
-        ours.sendall(frame(BINARY, QUIET))
-        self.reactor.turn()
+        self.reactor.open(theirs.detach(), peer, self, LayeredSocket(gate, frozen))
         return ours
+
+    def dial_server(self, session: LastWords) -> ServerLink:
+        """This end of a leaf node's connection."""
+        link = ServerLink(Exchange(Mesh(self._fanout, 0)), session, is_route=False)  # type: ignore[arg-type]
+        assert link.join("hub", b"$G", "")
+        return link
 
     def serve_another(self) -> None:
         self.plain.sendall(b"PING\r\n")
@@ -404,3 +434,22 @@ def test_an_error_of_ours_in_frames_that_were_kept_costs_their_connection_and_no
     bench.serve_another()
     assert bench.closed == [CloseReason.PARSE_ERROR]
     assert "its connection is closed because of an error of ours" in caplog.text
+
+
+@pytest.mark.parametrize("layer", ["tls", "websocket"])
+def test_what_another_server_said_before_it_ended_is_read_by_who_writes_to_it_first(bench: Bench, layer: str) -> None:
+    """Why it ended, above all."""
+    session = LastWords()
+    link = bench.dial_server(session)
+    ours = bench.reach_by_tls(Records(), link) if layer == "tls" else bench.reach_by_websocket(link)
+    wrap = record if layer == "tls" else lambda data: frame(BINARY, data)
+    ours.sendall(wrap(b"-ERR 'first'\r\n") + wrap(b"-ERR 'last'\r\n"))
+    ours.close()
+    link.send(b"PING\r\n")
+    bench.reactor.finish()
+    assert not session.said
+    bench.expects_close = True
+    bench.reactor.turn()
+    assert [words.strip() for words in session.said] == [b"'first'", b"'last'"]
+    bench.reactor.turn()
+    assert not select.select([bench.reactor.fd], [], [], 0)[0]
