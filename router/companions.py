@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from gnatswarm.router.monitoring.system_account import SystemAccount
 from gnatswarm.router.supervision.broker_commands import BrokerCommands, RollingCommands
 from gnatswarm.router.supervision.reload_echo import ReloadEcho
-from gnatswarm.shards.boundary import control
+from gnatswarm.shards.boundary import control, counted_names
 
 if TYPE_CHECKING:
     import asyncio
@@ -81,7 +81,9 @@ class Companions:
         self._notifier = notifier
         self._reparse = reparse
         self._own = own
-        self._echo = ReloadEcho(notifier)
+        self._echo = ReloadEcho(notifier, self._on_confirmed)
+        # Of accounts, and of publishers: all that have limits in some shard.
+        self._counted: tuple[list[bytes], list[bytes]] = counted_names.all_of(broker.options)
         self._system = SystemAccount(broker, broker, self.monitoring)
         self._monitoring: MonitoringState | None = None
         self._monitor: Monitor | None = None
@@ -181,11 +183,19 @@ class Companions:
         return await published(self.monitoring().questions, [shard.number for shard in self._broker.shards])
 
     def _on_reloaded(self) -> None:
+        for names, new in zip(self._counted, counted_names.all_of(self._broker.options), strict=True):
+            names += new
+        self._broker.page.keep_names(*self._counted)
         if self._monitor is not None:
             self._monitor.take_certificate()
         self._system.configure()
         if self._placing is not None:
             self._placing.configure()
+
+    def _on_confirmed(self) -> None:
+        """Who was configured with limits before the reload is counted in no shard any more."""
+        self._counted = counted_names.all_of(self._broker.options)
+        self._broker.page.keep_names(*self._counted)
 
     # ---- the supervisor's audience
 

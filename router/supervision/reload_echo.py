@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -14,8 +15,9 @@ log = logging.getLogger("gnatswarm.router")
 class ReloadEcho:
     """A reload is done once every shard that was told has confirmed it, or is gone."""
 
-    def __init__(self, notifier: Notifier) -> None:
+    def __init__(self, notifier: Notifier, on_done: Callable[[], None] = lambda: None) -> None:
         self._notifier = notifier
+        self._on_done = on_done
         self._awaited: set[int] = set()  # shards that have not confirmed the last reload
         self._generation = 0  # of its options
         self._digest = ""
@@ -46,5 +48,6 @@ class ReloadEcho:
                 self._end()
 
     def _end(self) -> None:
+        self._on_done()
         log.info("Reloaded server configuration%s", self._digest)
         self._notifier.reloaded()

@@ -12,7 +12,7 @@
 #
 # PageHeader* and ShardSlot* STAY VALID UNTIL THE Page IS DEALLOCATED; keep a reference to the Page beside them.
 
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
 cdef extern from *:
     """
@@ -94,10 +94,10 @@ cdef extern from *:
         PageHeader header;
         ShardSlot slots[PAGE_SLOTS];
         /* Places are given in order, so that few accounts have few pages of memory. */
-        uint64_t account_keys[PAGE_ACCOUNT_KEYS];     /* atomic; 0: free. Neither keys nor places are freed */
-        uint32_t account_places[PAGE_ACCOUNT_KEYS];   /* atomic; from 1; 0: none yet */
+        uint64_t account_keys[PAGE_ACCOUNT_KEYS];     /* atomic; see page_key_slot */
+        uint32_t account_places[PAGE_ACCOUNT_KEYS];   /* atomic; from 1; 0: none yet. Stays when the key is freed */
         AccountSlot accounts[PAGE_ACCOUNTS];
-        uint64_t publisher_keys[PAGE_PUBLISHERS];   /* atomic; 0: free. A place is never freed */
+        uint64_t publisher_keys[PAGE_PUBLISHERS];   /* atomic; see page_key_slot */
         uint64_t publisher_paid[PAGE_PUBLISHERS][2];   /* atomic, all shards: for messages, and for bytes */
     } PageLayout;
 
@@ -187,6 +187,94 @@ cdef extern from *:
         return __atomic_exchange_n(&header->doubts, 0, __ATOMIC_SEQ_CST) != 0;
     }
 
+    /* A table of keys, with linear probing: a key behind a slot that is free again is found all the same. The router
+       frees slots (page_free_key), shards and the router fill them. */
+    #define PAGE_KEY_NONE 0          /* never used */
+    #define PAGE_KEY_FREED 1
+    #define PAGE_KEY_EMPTIED 2       /* the router takes the place that it has */
+    #define PAGE_KEY_FIRST 3
+
+    /* The slot of a key, which is put there if it is nowhere; -1: all are taken. */
+    static inline int page_key_slot(uint64_t *keys, unsigned size, uint64_t key) {
+        for (;;) {
+            int room = -1;
+            uint64_t found = key;
+            for (unsigned i = 0; i < size && found != PAGE_KEY_NONE; i++) {
+                unsigned at = (key + i) % size;
+                found = __atomic_load_n(&keys[at], __ATOMIC_SEQ_CST);
+                if (found == key)
+                    return (int)at;
+                if (room < 0 && found <= PAGE_KEY_FREED)
+                    room = (int)at;
+            }
+            if (room < 0)
+                return -1;
+            found = __atomic_load_n(&keys[room], __ATOMIC_SEQ_CST);
+            if (found <= PAGE_KEY_FREED && __atomic_compare_exchange_n(&keys[room], &found, key, 0, __ATOMIC_SEQ_CST,
+                                                                       __ATOMIC_SEQ_CST))
+                return room;
+        }
+    }
+
+    static inline uint64_t page_load_key(const uint64_t *keys, unsigned at) {
+        return __atomic_load_n(&keys[at], __ATOMIC_SEQ_CST);
+    }
+
+    static inline void page_free_key(uint64_t *keys, unsigned at) {
+        __atomic_store_n(&keys[at], (uint64_t)PAGE_KEY_FREED, __ATOMIC_SEQ_CST);
+    }
+
+    /* For the router alone. Slots that were freed, have no place, and are on the way to no key are as if they had never
+       been used. A key that is put in meanwhile is behind none of them: it would be in it. `passed`: `size` zeros. */
+    static inline void page_tidy_keys(uint64_t *keys, unsigned size, const uint32_t *places, char *passed) {
+        for (unsigned at = 0; at < size; at++) {
+            uint64_t key = page_load_key(keys, at);
+            for (unsigned i = key % size; key >= PAGE_KEY_FIRST && i != at; i = (i + 1) % size)
+                passed[i] = 1;
+        }
+        for (unsigned at = 0; at < size; at++) {
+            uint64_t freed = PAGE_KEY_FREED;
+            if (!passed[at] && !(places && places[at]))
+                __atomic_compare_exchange_n(&keys[at], &freed, (uint64_t)PAGE_KEY_NONE, 0, __ATOMIC_SEQ_CST,
+                                            __ATOMIC_SEQ_CST);
+        }
+    }
+
+    /* For the router alone. The account is not configured any more: frees its slot, which keeps its place, unless it
+       has clients. 1: freed. */
+    static inline int page_free_account(PageLayout *page, unsigned at) {
+        uint32_t place = __atomic_load_n(&page->account_places[at], __ATOMIC_SEQ_CST);
+        if (place) {
+            AccountSlot *account = &page->accounts[place - 1];
+            for (int shard = 0; shard < PAGE_SLOTS; shard++)
+                if (__atomic_load_n(&account->clients[shard], __ATOMIC_SEQ_CST))
+                    return 0;
+            for (int shard = 0; shard < PAGE_SLOTS; shard++)   /* (of clients that moved, or were lost) */
+                __atomic_store_n(&account->connections[shard], 0, __ATOMIC_SEQ_CST);
+        }
+        page_free_key(page->account_keys, at);
+        return 1;
+    }
+
+    /* For the router alone. Gives a slot with a key, and without a place, that of a slot from `at` on that was freed;
+       where to go on for the next one. */
+    static inline unsigned page_pass_place(PageLayout *page, unsigned at, unsigned to) {
+        for (; at < PAGE_ACCOUNT_KEYS; at++) {
+            uint64_t freed = PAGE_KEY_FREED;
+            uint32_t place = __atomic_load_n(&page->account_places[at], __ATOMIC_SEQ_CST), none = 0;
+            if (!place || !__atomic_compare_exchange_n(&page->account_keys[at], &freed, (uint64_t)PAGE_KEY_EMPTIED, 0,
+                                                       __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+                continue;
+            __atomic_store_n(&page->account_places[at], 0, __ATOMIC_SEQ_CST);
+            if (!__atomic_compare_exchange_n(&page->account_places[to], &none, place, 0, __ATOMIC_SEQ_CST,
+                                             __ATOMIC_SEQ_CST))
+                __atomic_store_n(&page->account_places[at], place, __ATOMIC_SEQ_CST);   /* a shard was quicker */
+            page_free_key(page->account_keys, at);
+            return at + 1;
+        }
+        return at;
+    }
+
     /* The place of a key that is there. Who has put it there may have been killed before it had one. */
     static inline int page_place_of_key(PageLayout *page, unsigned at) {
         uint32_t place = __atomic_load_n(&page->account_places[at], __ATOMIC_SEQ_CST);
@@ -201,14 +289,8 @@ cdef extern from *:
     }
 
     static inline int page_account_place(PageLayout *page, uint64_t key) {
-        for (unsigned i = 0; i < PAGE_ACCOUNT_KEYS; i++) {
-            unsigned at = (key + i) % PAGE_ACCOUNT_KEYS;
-            uint64_t found = 0;
-            if (__atomic_compare_exchange_n(&page->account_keys[at], &found, key, 0,
-                                            __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST) || found == key)
-                return page_place_of_key(page, at);
-        }
-        return -1;
+        int at = page_key_slot(page->account_keys, PAGE_ACCOUNT_KEYS, key);
+        return at < 0 ? -1 : page_place_of_key(page, (unsigned)at);
     }
 
     /* Places below this may be taken; a new one may be, any time. */
@@ -219,21 +301,16 @@ cdef extern from *:
 
     /* When all places are taken, two share one: they may publish less then, never more. */
     static inline int page_publisher_place(PageLayout *page, uint64_t key) {
-        for (unsigned i = 0; i < PAGE_PUBLISHERS; i++) {
-            unsigned place = (key + i) % PAGE_PUBLISHERS;
-            uint64_t found = 0;
-            if (__atomic_compare_exchange_n(&page->publisher_keys[place], &found, key, 0,
-                                            __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST) || found == key)
-                return (int)place;
-        }
-        return (int)(key % PAGE_PUBLISHERS);
+        int place = page_key_slot(page->publisher_keys, PAGE_PUBLISHERS, key);
+        return place < 0 ? (int)(key % PAGE_PUBLISHERS) : place;
     }
 
+    /* A shard's own number grows, or falls, by each client that moves, and wraps: the sum is right modulo 2**32. */
     static inline int64_t page_account_connections(PageLayout *page, int place) {
-        int64_t sum = 0;
+        uint32_t sum = 0;
         for (int shard = 0; shard < PAGE_SLOTS; shard++)
-            sum += __atomic_load_n(&page->accounts[place].connections[shard], __ATOMIC_SEQ_CST);
-        return sum;
+            sum += (uint32_t)__atomic_load_n(&page->accounts[place].connections[shard], __ATOMIC_SEQ_CST);
+        return (int32_t)sum;
     }
 
     /* Adds first and compares then: so the limit is never exceeded; at worst two connections that come at the same time
@@ -283,12 +360,12 @@ cdef extern from *:
 
     /* By how many the account's count is too high, while nothing changes; of these first slots. */
     static inline int64_t page_account_error(PageLayout *page, int place, int slots) {
-        int64_t error = 0;
+        uint32_t error = 0;
         for (int shard = 0; shard < slots; shard++) {
-            error += __atomic_load_n(&page->accounts[place].connections[shard], __ATOMIC_SEQ_CST);
-            error -= __atomic_load_n(&page->accounts[place].clients[shard], __ATOMIC_SEQ_CST);
+            error += (uint32_t)__atomic_load_n(&page->accounts[place].connections[shard], __ATOMIC_SEQ_CST);
+            error -= (uint32_t)__atomic_load_n(&page->accounts[place].clients[shard], __ATOMIC_SEQ_CST);
         }
-        return error;
+        return (int32_t)error;
     }
 
     static inline void page_correct_account(PageLayout *page, int place, int64_t error) {
@@ -319,6 +396,8 @@ cdef extern from *:
         PAGE_ACCOUNTS
         PAGE_ACCOUNT_KEYS
         PAGE_PUBLISHERS
+        PAGE_KEY_EMPTIED
+        PAGE_KEY_FIRST
 
     ctypedef struct PageHeader:
         uint64_t magic
@@ -362,10 +441,16 @@ cdef extern from *:
         uint64_t denied_msgs
         uint64_t denied_subscriptions
 
+    ctypedef struct AccountSlot:
+        int32_t *connections
+
     ctypedef struct PageLayout:
         PageHeader header
         ShardSlot[64] slots
+        uint64_t *account_keys
         uint32_t *account_places
+        AccountSlot *accounts
+        uint64_t *publisher_keys
         uint64_t[2] *publisher_paid
 
     # The next client id: dense, from 1, unique over all shards, never reused.
@@ -385,6 +470,12 @@ cdef extern from *:
     void page_expect_no_more(ShardSlot* slot) noexcept nogil
     void page_doubt_connections(PageHeader* header) noexcept nogil
     int page_take_doubts(PageHeader* header) noexcept nogil
+    uint64_t page_load_key(const uint64_t* keys, unsigned at) noexcept nogil
+    void page_free_key(uint64_t* keys, unsigned at) noexcept nogil
+    void page_tidy_keys(uint64_t* keys, unsigned size, const uint32_t* places, char* passed) noexcept nogil
+    int page_key_slot(uint64_t* keys, unsigned size, uint64_t key) noexcept nogil
+    int page_free_account(PageLayout* page, unsigned at) noexcept nogil
+    unsigned page_pass_place(PageLayout* page, unsigned at, unsigned to) noexcept nogil
     # The account's place among those with a connection limit; -1: all places are taken.
     int page_account_place(PageLayout* page, uint64_t key) noexcept nogil
     int page_publisher_place(PageLayout* page, uint64_t key) noexcept nogil

@@ -163,18 +163,44 @@ cdef class Page:
 
     def account_place(self, bytes name not None):
         """The account's place on the page: 0 to 16,383; -1: all places are taken by other accounts with limits."""
-        digest = hashlib.blake2b(name, digest_size=8).digest()
-        return page_account_place(self.layout, int.from_bytes(digest, "little") or 1)
+        return page_account_place(self.layout, key_of(name))
 
     def publisher_words(self, bytes name not None):
         """Addresses of the two words for the publish_limits of a user or account: of messages, and of bytes.
 
         They are zeros at first, the same for all processes, and valid while the Page lives.
         """
-        digest = hashlib.blake2b(name, digest_size=8).digest()
-        cdef int place = page_publisher_place(self.layout, int.from_bytes(digest, "little") or 1)
+        cdef int place = page_publisher_place(self.layout, key_of(name))
         cdef uint64_t *words = <uint64_t *> self.layout.publisher_paid[place]
         return <size_t> words, <size_t> (words + 1)
+
+    def keep_names(self, list accounts not None, list publishers not None):
+        """Give the places of all others back, but of accounts that have clients; of these accounts each gets a place.
+
+        Names as for account_place() and publisher_words(). Only the router may call this, when all shards know that no
+        others are configured with limits.
+        """
+        cdef PageLayout* page = self.layout
+        cdef unsigned at, freed = 0
+        cdef uint64_t key
+        kept = {key_of(name) for name in accounts}
+        for at in range(PAGE_ACCOUNT_KEYS):
+            key = page_load_key(page.account_keys, at)
+            if key >= PAGE_KEY_FIRST and key not in kept or key == PAGE_KEY_EMPTIED:
+                page_free_account(page, at)
+        for key in kept:
+            slot = page_key_slot(page.account_keys, PAGE_ACCOUNT_KEYS, key)
+            if slot >= 0 and not page.account_places[<unsigned> slot]:
+                freed = page_pass_place(page, freed, <unsigned> slot)
+        page_tidy_keys(page.account_keys, PAGE_ACCOUNT_KEYS, page.account_places, bytearray(PAGE_ACCOUNT_KEYS))
+        kept = {key_of(name) for name in publishers}
+        for at in range(PAGE_PUBLISHERS):
+            key = page_load_key(page.publisher_keys, at)
+            if key >= PAGE_KEY_FIRST and key not in kept:
+                page_store(&page.publisher_paid[at][0], 0)
+                page_store(&page.publisher_paid[at][1], 0)
+                page_free_key(page.publisher_keys, at)
+        page_tidy_keys(page.publisher_keys, PAGE_PUBLISHERS, NULL, bytearray(PAGE_PUBLISHERS))
 
     def account_connections(self, int place):
         """Connections of an account, on all shards."""
@@ -393,6 +419,11 @@ def is_inside_change(Page page, int shard):
     return page_load(&slot.changes_begun) != page_load(&slot.changes_done)
 
 
+def key_of(bytes name not None):
+    """What stands for a name in the page's tables."""
+    return max(int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little"), PAGE_KEY_FIRST)
+
+
 def begin_change(Page page, int shard, str change, int steps):
     """Only the first 1..4 steps of page_try_add_connection ("add") or page_remove_connection ("remove")."""
     cdef ShardSlot* slot = page.slot(shard)
@@ -411,6 +442,11 @@ def end_change(Page page, int shard):
     """The change that was begun is done, and changed nothing more."""
     cdef ShardSlot* slot = page.slot(shard)
     page_store(&slot.changes_done, slot.changes_begun)
+
+
+def put_account_connections(Page page, int shard, int place, int32_t count):
+    """What a shard's own number is when many clients have moved."""
+    page.layout.accounts[place].connections[shard] = count
 
 
 def put_account_key(Page page, bytes name):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from gnatswarm.broker.errors import MaximumAccountConnectionsExceeded
+from gnatswarm.shards.boundary import counted_names
 
 if TYPE_CHECKING:
     from gnatswarm.shards.boundary.page import Page
@@ -31,9 +32,9 @@ class AccountCensus:
         """Count the client for this account, which may have `most` connections (0: no limit).
 
         MaximumAccountConnectionsExceeded when the account is full; the client is then counted as before. Raised too
-        when 16,384 other accounts occupy the page: a connection that cannot be counted must not stay open.
+        while 16,384 other accounts occupy the page: a connection that cannot be counted must not stay open.
         """
-        place = self._page.account_place(_raw(account)) if most else -1
+        place = self._page.account_place(counted_names.of_account(account)) if most else -1
         if place == client.counted_at and (place >= 0 or not most):
             return
         if most and (place < 0 or not self._page.try_add_to_account(self._shard, place, most)):
@@ -46,7 +47,7 @@ class AccountCensus:
         if bool(most) == (client.counted_at >= 0):
             return
         self.leave(client)
-        place = self._page.account_place(_raw(client.account)) if most else -1
+        place = self._page.account_place(counted_names.of_account(client.account)) if most else -1
         if place >= 0:
             self._page.try_add_to_account(self._shard, place, 0)
             client.counted_at = place
@@ -63,7 +64,7 @@ class AccountCensus:
 
     def take(self, client: CountedClient) -> None:
         """The client, counted by the shard that it comes from, is here; before Page.take_connection()."""
-        client.counted_at = self._page.account_place(_raw(client.account))
+        client.counted_at = self._page.account_place(counted_names.of_account(client.account))
         self._page.take_to_account(self._shard, client.counted_at)
 
     def leave(self, client: CountedClient) -> None:
@@ -71,7 +72,3 @@ class AccountCensus:
         if client.counted_at >= 0:
             self._page.remove_from_account(self._shard, client.counted_at)
             client.counted_at = -1
-
-
-def _raw(account: str) -> bytes:
-    return account.encode("utf-8", "surrogateescape")

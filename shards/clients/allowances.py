@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING
 
 from gnatswarm.broker.allowance import Allowance
+from gnatswarm.shards.boundary import counted_names
 
 if TYPE_CHECKING:
     from gnatswarm.broker.options import Options, PublishLimits
@@ -38,17 +39,20 @@ class Allowances:
             return None
         key = (user if user in self._users else "", account)
         if key not in self._made:
-            parts = [(b"user\0", user, self._users.get(user)), (b"account\0", account, self._accounts.get(account))]
+            parts = [
+                (counted_names.of_publishing_user(user), self._users.get(user)),
+                (counted_names.of_publishing_account(account), self._accounts.get(account)),
+            ]
             self._made[key] = self._new(key, parts)
         return self._made[key]
 
-    def _new(self, key: tuple[str, str], parts: list[tuple[bytes, str, PublishLimits | None]]) -> Allowance | None:
+    def _new(self, key: tuple[str, str], parts: list[tuple[bytes, PublishLimits | None]]) -> Allowance | None:
         buckets: list[tuple[int, float, float, bool]] = []
         stalls = []
-        for kind, name, limits in parts:
+        for name, limits in parts:
             if limits is None:
                 continue
-            of_messages, of_bytes = self._page.publisher_words(kind + name.encode("utf-8", "surrogateescape"))
+            of_messages, of_bytes = self._page.publisher_words(name)
             if limits.messages:
                 buckets.append((of_messages, limits.messages, limits.burst_s, False))
             if limits.bytes:

@@ -9,6 +9,8 @@ import time
 import pytest
 
 from gnatswarm.broker.link import SiblingLink
+from gnatswarm.broker.tally import Tally
+from gnatswarm.probes.sublist import preset_link_out
 from gnatswarm.shards.boundary.control import GATEWAY_NUMBER
 from tests.support import patterns
 from tests.support.engine import QUIET, frames
@@ -433,3 +435,18 @@ def test_an_account_that_nobody_uses_takes_little_memory():
     accounts = [shard.account(b"A%d" % number) for number in range(3000)]
     assert resident_bytes(os.getpid()) - before < len(accounts) * 12 * 1024
     mesh.close()
+
+
+def test_counts_of_a_subject_are_booked_before_they_overflow(mesh):
+    """Those of frames to siblings grow faster than any other, where there are many shards."""
+    sublist = mesh.engines[0].probe.mesh.account(b"$G")
+    sublist.count_into(Tally(10))
+    mesh.connect(1).feed(b"SUB a 1\r\n")
+    mesh.settle()
+    preset_link_out(sublist, b"a", 2**31 - 2)
+    for booked in (0, 1):
+        mesh.clients[0].feed(b"PUB a 0\r\n\r\n")
+        mesh.settle()
+        assert sublist.tally.count == booked
+    ((_subject, _error, msgs, *_rest, link_out, _link_in, _widest, _misses),), _next = sublist.tally.read(0, 100)
+    assert (msgs, link_out) == (2, 2**31)

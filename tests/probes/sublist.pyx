@@ -183,3 +183,13 @@ def fill_cache(Sublist sublist not None, int first, int n, int size):
 def all_caches() -> tuple:
     """(bytes of all match caches of this process, the most that stay for long, what is left when they are trimmed)"""
     return caches_bytes, MOST_CACHES_BYTES, TRIMMED_CACHES_BYTES
+
+
+def preset_link_out(Sublist sublist not None, bytes subject not None, uint32_t count):
+    """So many messages on this subject went to siblings since it was harvested."""
+    cdef bytes padded = subject + bytes(SLACK)
+    cdef const uint8_t *s = padded
+    cdef Entry *entry = sublist.find(s, len(subject), hash_bytes(s, len(subject), sublist.seed))
+    if entry == NULL:
+        raise MemoryError
+    entry.counts.link_out = count

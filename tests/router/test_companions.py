@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from gnatswarm.broker.options import Account, Options
 from gnatswarm.router.companions import Companions
+from gnatswarm.shards.boundary.page import Page
 
 
 class StopHereError(Exception):
@@ -33,7 +35,7 @@ async def test_an_error_that_nobody_expected_is_in_the_log() -> None:
         asyncio.get_running_loop().call_exception_handler(context)
         raise StopHereError
 
-    broker: Any = SimpleNamespace()
+    broker: Any = SimpleNamespace(options=Options())
     supervisor: Any = SimpleNamespace(supervise=supervise)
     notifier: Any = None
     lines = Lines()
@@ -45,3 +47,19 @@ async def test_an_error_that_nobody_expected_is_in_the_log() -> None:
     finally:
         log.removeHandler(lines)
     assert lines.texts == ["CRITICAL Exception in callback <class 'ZeroDivisionError'>"]
+
+
+def test_an_account_that_is_configured_no_more_is_counted_until_all_shards_have_confirmed_it() -> None:
+    page = Page.create()
+    broker: Any = SimpleNamespace(options=Options(accounts=(Account("A", max_connections=1),)), page=page)
+    notifier: Any = SimpleNamespace(reloaded=lambda: None)
+    companions = Companions(broker, notifier, reparse=None)
+    place = page.account_place(b"A")
+    broker.options = Options(accounts=(Account("B", max_connections=1),))
+    companions._echo.expect({0, 1}, 1)
+    companions._echo.on_reloaded(0, 1)
+    assert page.account_place(b"A") == place != page.account_place(b"B")
+    companions._echo.on_reloaded(1, 1)
+    broker.options = Options(accounts=(Account("B", max_connections=1), Account("C", max_connections=1)))
+    companions._echo.expect(set(), 2)
+    assert page.account_place(b"C") == place

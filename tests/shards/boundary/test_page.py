@@ -196,6 +196,56 @@ def test_an_account_whose_shard_was_killed_before_it_had_a_place_has_one() -> No
     assert [page.account_place(name) for name in (b"B", b"A", b"A")] == [0, 1, 1]
 
 
+def test_accounts_and_publishers_that_are_configured_no_more_make_room_for_others() -> None:
+    page = Page.create()
+    for first in range(0, 3 * ACCOUNTS, ACCOUNTS // 2):  # each reload has half of them anew
+        names = [b"account %d" % number for number in range(first, first + ACCOUNTS)]
+        page.keep_names(names, [])
+        assert sorted(page.account_place(name) for name in names) == list(range(ACCOUNTS))
+    for first in range(0, 3 * PUBLISHERS, PUBLISHERS):
+        names = [b"user %d" % number for number in range(first, first + PUBLISHERS)]
+        assert len({page.publisher_words(name) for name in names}) >= PUBLISHERS - 10
+        kept = [page.publisher_words(name) for name in names[:10]]
+        page.keep_names([], names[:10])
+        assert [page.publisher_words(name) for name in names[:10]] == kept
+
+
+def test_an_account_keeps_its_place_while_it_has_clients_and_begins_anew_behind_that() -> None:
+    page = Page.create()
+    places = [page.account_place(name) for name in (b"A", b"B", b"C")]
+    assert page.try_add_to_account(0, places[0], 1) and page.try_add_to_account(0, places[1], 1)
+    page.pass_to_account(0, places[1])
+    page.take_to_account(1, places[1])
+    page.keep_names([b"C"], [])
+    assert [page.account_place(name) for name in (b"A", b"B", b"C")] == places
+    page.remove_from_account(1, places[1])  # which leaves 1 and -1
+    page.keep_names([b"A", b"D", b"E"], [])
+    assert page.account_connections(page.account_place(b"D")) == 0
+    assert page.account_place(b"A") == places[0] and not page.try_add_to_account(1, places[0], 1)
+    assert {page.account_place(b"D"), page.account_place(b"E")} == set(places[1:])
+
+
+def test_an_account_whose_clients_have_moved_billions_of_times_is_counted() -> None:
+    """A shard's own number, which each client that moves there makes smaller, goes round."""
+    page = Page.create()
+    place = page.account_place(b"A")
+    page_module.put_account_connections(page, 0, place, 2**31 - 1)
+    page_module.put_account_connections(page, 1, place, -(2**31) + 1)
+    for _ in range(3):
+        assert page.try_add_to_account(0, place, 3)
+        page.pass_to_account(0, place)
+        page.take_to_account(1, place)
+    assert page.account_connections(place) == 3 and not page.try_add_to_account(1, place, 3)
+    page.forget_connections(1)
+    assert page.account_connections(place) == 0
+    page.doubt_connections()
+    page_module.put_account_connections(page, 0, place, 2**31 - 1)
+    page_module.put_account_connections(page, 1, place, -(2**31) + 8)
+    assert page.account_connections(place) == 7
+    page.settle_connections()
+    assert page.account_connections(place) == 0
+
+
 def test_processes_that_ask_at_the_same_time_are_given_the_same_places() -> None:
     page = Page.create()
     processes = [run(_PLACES, page, str(seed)) for seed in range(3)]
