@@ -139,6 +139,14 @@ def is_wanted(Sublist sublist not None, bytes subject not None) -> bool:
     return entry != NULL and (entry.n_plain != 0 or entry.n_choices != 0 or entry.remote != 0)
 
 
+def leads_anywhere(Sublist sublist not None, bytes subject not None) -> bool:
+    """Whether a message on it would reach a subscriber, or the account's mappings and imports make something of it."""
+    cdef bytes padded = subject + bytes(SLACK)
+    cdef const uint8_t *s = padded
+    cdef Entry *entry = sublist.find(s, len(subject), hash_bytes(s, len(subject), sublist.seed))
+    return entry == NULL or entry.extras_at != 0 or entry.n_plain != 0 or entry.n_choices != 0 or entry.remote != 0
+
+
 cdef object cid_of(Sub *sub):
     if sub.out.peer != NULL and isinstance(<Peer>sub.out.peer, ClientConnection):
         return (<ClientConnection>sub.out.peer).cid

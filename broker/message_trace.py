@@ -35,8 +35,10 @@ TOO_LARGE = "maximum payload exceeded"
 
 Headers = dict[str, list[str]]
 
-# A document lists so many events, at 3 µs each. Other receivers get the message as well, and are counted.
+# A document lists so many events, at 3 µs each, with so many characters of names and subjects, or somewhat more. Other
+# receivers get the message as well, and are counted.
 MOST_EVENTS = 10_000
+MOST_CHARACTERS = 1 << 20
 
 
 def headers_of(block: bytes) -> Headers:
@@ -101,7 +103,7 @@ class MessageTrace:
 
     `account` and `destination`: where the document goes. `place` is the destination as the account calls it in which
     the message is now; `is_only`: it is delivered to nobody; `is_by_parent`: no header names the destination, but the
-    account's options do.
+    account's options do; `is_wanted`: somebody subscribes to the destination.
     """
 
     def __init__(
@@ -114,6 +116,7 @@ class MessageTrace:
         is_only: bool,
         hop: str,
         is_by_parent: bool,
+        is_wanted: bool = True,
         now_us: Callable[[], int],
         who: Callable[[int], tuple[str, str]],
         is_exported: Callable[[str, bytes, bytes], bool],
@@ -132,7 +135,9 @@ class MessageTrace:
         self.is_by_parent = is_by_parent
         self.hops = 0
         self.events: list[Document] = []
-        self.is_full = False  # no more receivers are listed
+        self.is_wanted = is_wanted  # whether the document is published
+        self.is_full = not is_wanted  # no more receivers are listed
+        self._characters = 0
         self.unlisted = 0  # … and so many were not
         self._now_us = now_us
         self._who = who
@@ -140,7 +145,10 @@ class MessageTrace:
 
     def _add(self, what: str, /, **fields: Any) -> None:
         self.events.append({"type": what, "ts": time_text(self._now_us()), **fields})
-        self.is_full = len(self.events) >= MOST_EVENTS
+        for value in fields.values():
+            if type(value) is str:
+                self._characters += len(value)
+        self.is_full = self.is_full or len(self.events) >= MOST_EVENTS or self._characters >= MOST_CHARACTERS
 
     def came(self, kind: int, number: int, name: str, subject: bytes) -> None:
         """Its first event: from this client or sibling, on this subject."""

@@ -14,7 +14,7 @@ from gnatswarm.broker.fanout cimport (
     HERE, MOST_NAME_BYTES, MOST_QUEUES, ORIGIN_ACCOUNT, ORIGIN_CLIENT, PLAINLY, is_output_of, rewritten)
 from gnatswarm.broker.interest cimport GATEWAY_NUMBER, MOST_SHARDS, Node, QueueName, Sub
 from gnatswarm.broker.peer cimport Peer
-from gnatswarm.broker.sublist cimport width_bucket
+from gnatswarm.broker.sublist cimport count_steps, width_bucket
 from gnatswarm.broker.word cimport SLACK
 
 from gnatswarm.broker import message_trace
@@ -22,6 +22,9 @@ from gnatswarm.broker import message_trace
 
 cdef enum:
     LINE_BYTES = 10          # "NATS/1.0\r\n"
+    # What a receiver costs, as steps of matching do, with its part of the document, or without.
+    STEPS_AN_EVENT = 150
+    STEPS_AN_UNLISTED = 10
 
 
 cdef extern from *:
@@ -258,6 +261,7 @@ cdef void count(Fanout fanout, Entry *entry, const Publish *publish, uint32_t n)
 
 
 cdef int conclude(Fanout fanout, Sublist sublist, Entry *entry, uint32_t n, Outcome *outcome) except -1:
+    count_steps(entry.n_plain * (STEPS_AN_UNLISTED if fanout.trace.is_full else STEPS_AN_EVENT))
     if (entry.counts.msgs | entry.counts.deliveries | entry.counts.link_in | entry.counts.link_out) >> 31:
         sublist.book(entry)
     if fanout.n_finished:

@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from gnatswarm.broker import message_trace
+from gnatswarm.broker.census import leads_anywhere
 from gnatswarm.broker.message_trace import MessageTrace
 from gnatswarm.broker.subject import matches
 
@@ -79,6 +80,7 @@ class MessageTracing:
             is_only=is_only,
             hop="",
             is_by_parent=is_by_parent,
+            is_wanted=self._is_wanted(account, destination),
         )
         trace.came(message_trace.CLIENT, cid, name, subject)
         return trace
@@ -101,13 +103,14 @@ class MessageTracing:
             is_only=is_only,
             hop=hop,
             is_by_parent=is_by_parent,
+            is_wanted=self._is_wanted(account, destination),
         )
         trace.came(message_trace.SIBLING, shard, message_trace.shard_name(shard), subject)
         return trace
 
     def end(self, trace: MessageTrace) -> None:
         """The message was delivered: the document follows on the loop's next turn."""
-        if not message_trace.is_destination(trace.destination):
+        if not trace.is_wanted:
             return
         document = trace.document(self._system.named())
         header = b""
@@ -119,6 +122,9 @@ class MessageTracing:
         self._system.say_soon(trace.account.decode("utf-8", "surrogateescape"), trace.destination, document, header)
 
     # ----
+
+    def _is_wanted(self, account: bytes, destination: bytes) -> bool:
+        return message_trace.is_destination(destination) and leads_anywhere(self._mesh.account(account), destination)
 
     def _destination(self, account: bytes, headers: Headers, *, is_first: bool) -> tuple[bytes | None, bool]:
         """(where documents go, whether the account's options say so); None: nowhere."""

@@ -9,9 +9,9 @@ import pytest
 from gnatswarm.broker import rules
 from gnatswarm.broker.options import Options
 from gnatswarm.broker.service_imports import ServiceImports
-from gnatswarm.shards.clients.message_tracing import MessageTracing
 from tests.support.engine import NO_ECHO, QUIET, WITH_HEADERS, EngineClient, frames
 from tests.support.mesh import Mesh, of_account
+from tests.support.traces import AllWanted
 
 
 @pytest.fixture
@@ -532,7 +532,7 @@ def test_a_traced_answer_that_waited_is_not_traced_in_the_other_account(make):
     with_a_service(mesh)
     told: Any = Documents()
     for engine in mesh.engines.values():
-        engine.probe.fanout.tracing = MessageTracing(Options(), engine.probe.mesh, told, {})
+        engine.probe.fanout.tracing = AllWanted(Options(), engine.probe.mesh, told, {})
     responder = of_account(mesh, 1, b"A", b"SUB s 1\r\nPING\r\n")
     listener = of_account(mesh, 2, b"B", b"SUB inbox 1\r\n")
     of_account(mesh, 0, b"B", b"PUB s inbox 1\r\n?\r\n")
@@ -553,7 +553,7 @@ def test_an_answer_that_asks_for_no_trace_goes_on_as_it_was_published(make):
     with_a_service(mesh)
     told: Any = Documents()
     for engine in mesh.engines.values():
-        engine.probe.fanout.tracing = MessageTracing(Options(), engine.probe.mesh, told, {})
+        engine.probe.fanout.tracing = AllWanted(Options(), engine.probe.mesh, told, {})
     responder = of_account(mesh, 1, b"A", b"SUB s 1\r\nPING\r\n")
     asker = of_account(mesh, 0, b"B", b"SUB inbox 1\r\nPUB s inbox 1\r\n?\r\n")
     (request,) = [frame for frame in frames(responder.take()) if frame.is_message]

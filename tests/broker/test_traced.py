@@ -17,6 +17,7 @@ from gnatswarm.shards.boundary.control import GATEWAY_NUMBER
 from gnatswarm.shards.clients.message_tracing import MessageTracing
 from tests.support.engine import NO_ECHO, NO_RESPONDERS, EngineClient, frames
 from tests.support.mesh import Mesh
+from tests.support.traces import AllWanted
 
 FIRST = b"NATS/1.0\r\n"
 LINES = st.sampled_from(
@@ -126,7 +127,7 @@ class Traced:
         self.told = Told()
         for engine in self.mesh.engines.values():
             assert engine.probe.mesh is not None
-            engine.probe.fanout.tracing = MessageTracing(
+            engine.probe.fanout.tracing = AllWanted(
                 Options(),
                 engine.probe.mesh,
                 self.told,  # type: ignore[arg-type]
@@ -237,6 +238,36 @@ def test_a_document_lists_only_so_many_receivers(traced: Traced, monkeypatch: py
     traced.publish(0, b"Nats-Trace-Dest: t")
     traced.mesh.settle()
     assert "unlisted" not in traced.told.documents[1]
+
+
+def test_a_document_has_only_so_much_text(traced: Traced) -> None:
+    """A client with a name of 3,900 bytes and 10,000 subscriptions made one of 40 MB of each message of 71 bytes."""
+    client, n = traced.client(0), 20_000
+    for sid in range(0, n, 1000):
+        client.feed(b"".join(b"SUB a.*.%b %d\r\n" % (b"x" * 400, sid + more) for more in range(1000)))
+    client.take()
+    block = FIRST + b"Nats-Trace-Dest: t\r\nNats-Trace-Only: 1\r\n\r\n"
+    client.feed(b"HPUB a.b.%b %d %d\r\n%b\r\n" % (b"x" * 400, len(block), len(block), block))
+    (document,) = traced.told.documents
+    assert len(document["events"]) - 1 + document["unlisted"] == n
+    assert len(json.dumps(document["events"])) < 2 << 20
+
+
+def test_nothing_is_listed_for_a_destination_that_nobody_subscribes_to(traced: Traced) -> None:
+    for engine in traced.mesh.engines.values():
+        assert engine.probe.mesh is not None
+        engine.probe.fanout.tracing = MessageTracing(Options(), engine.probe.mesh, traced.told, {})  # type: ignore[arg-type]
+    traced.client(0).feed(b"SUB a 1\r\nSUB a 2\r\n")
+    traced.client(1).feed(b"SUB a 1\r\n")
+    traced.mesh.settle()
+    traced.publish(0, b"Nats-Trace-Dest: t")
+    traced.mesh.settle()
+    assert (got(traced.client(0)), got(traced.client(1)), traced.told.documents) == (2, 1, [])
+    traced.client(2).feed(b"SUB t 9\r\n")
+    traced.mesh.settle()
+    traced.publish(0, b"Nats-Trace-Dest: t")
+    traced.mesh.settle()
+    assert sorted(len(document["events"]) for document in traced.told.documents) == [2, 4]
 
 
 def test_a_traced_message_does_not_come_back_to_who_wants_no_echo(traced: Traced) -> None:
