@@ -18,6 +18,9 @@ cdef class ReplyPermissions:
         if self.replies.pop(subject, None) is None:   # insert it again at the end: oldest first
             self.subject_bytes += size
         self.replies[subject] = (now_us, 0)
+        self.n_expected += 1
+        if self.n_expected % EXPECTED_A_LOOK == 0:
+            self.drop_expired(2 * EXPECTED_A_LOOK, now_us)
         self.drop_surplus()
 
     cdef int put_before(self, dict older) except -1:
@@ -26,6 +29,18 @@ cdef class ReplyPermissions:
         self.replies = older
         self.subject_bytes = sum(map(len, older))
         return self.drop_surplus()
+
+    cdef int drop_expired(self, int most, uint64_t now_us) except -1:
+        cdef list expired = []
+        if self.expire_us == 0 or not self.replies:
+            return 0
+        for subject, (when, _n) in self.replies.items():
+            if now_us - <uint64_t>when <= self.expire_us or len(expired) == most:
+                break
+            expired.append(subject)
+        for subject in expired:
+            self.drop(subject)
+        return 0
 
     cdef int drop(self, bytes subject) except -1:
         del self.replies[subject]

@@ -19,6 +19,7 @@ cdef enum:
     MOST_SLOW = 4096                # slow consumers that are remembered, so that each is told of once
     LEAST_SWEPT = 64                # sockets of one sweep, if there are so many
     MOST_TOLD = 32                  # clients that are pinged or ended in one turn, some 10 µs each: others wait
+    REPLIES_A_LOOK = 1024           # of a client, replies that it may give no more, that are forgotten in one sweep
 
 
 cdef inline void note_use(Socket socket, ClientConnection client) noexcept:
@@ -136,6 +137,8 @@ cdef class Deadlines:
             return 0
         client = <ClientConnection>socket.peer
         note_use(socket, client)
+        if client.reply_permissions is not None:
+            client.reply_permissions.drop_expired(REPLIES_A_LOOK, now_us)
         if client.out.is_blocked and now_us - client.out.taken_us > self.write_deadline_us:
             if not self.retries_writes:
                 out_condemn(&client.out, CLOSE_SLOW_CONSUMER_WRITE_DEADLINE)

@@ -17,6 +17,7 @@ from gnatswarm.broker.errors import PermissionsViolation
 from gnatswarm.broker.limits import Limits
 from gnatswarm.broker.permissions import Permissions, Rules
 from gnatswarm.broker.quoted import quoted
+from gnatswarm.probes.engine import replies_allowed
 from tests.support.engine import NO_RESPONDERS, QUIET, Engine, EngineClient, frames
 from tests.support.model import is_valid_subject, matches
 
@@ -433,6 +434,21 @@ def test_what_may_be_answered_is_bounded():
     service.take()
     assert b"-ERR" in service.talk(b"PUB r.0 0\r\n\r\n")  # the oldest
     assert service.talk(b"PUB r.1 0\r\n\r\n") == b""
+
+
+def test_what_may_be_answered_no_more_is_forgotten_when_other_requests_come():
+    """Whether it is answered or not: most responders leave a request to all of them unanswered."""
+    engine = Engine()
+    engine.probe.set_clock(1_000_000)
+    service = client_with(engine, options.Permissions(responses=1, responses_expire_s=1.0))
+    service.feed(b"SUB svc 1\r\n")
+    asks = engine.client()
+    for second in range(2, 8):
+        asks.feed(b"".join(b"PUB svc r.%d.%d 0\r\n\r\n" % (second, i) for i in range(1000)))
+        service.take()
+        assert replies_allowed(service.connection) < 2200
+        engine.probe.set_clock(second * 1_000_000)
+    assert service.talk(b"PUB r.7.0 0\r\n\r\n") == b""
 
 
 def test_what_may_be_answered_is_bounded_in_bytes():

@@ -602,3 +602,8 @@ def parse_all(bytes data not None, int times) -> int:
                 at += op.size + 2
             n += 1
     return n
+
+
+def replies_allowed(ClientConnection client not None) -> int:
+    """How many messages the client may still reply to, as far as that was looked at."""
+    return len(client.reply_permissions.replies)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
+from gnatswarm.broker import options
 from gnatswarm.broker.connection import ClientConnection, Fence
 from gnatswarm.broker.errors import CloseReason
 from gnatswarm.broker.exchange import Exchange
@@ -18,8 +19,10 @@ from gnatswarm.broker.interest import InterestSink
 from gnatswarm.broker.limits import Limits
 from gnatswarm.broker.mesh import Mesh
 from gnatswarm.broker.options import Cluster, LeafNodes
+from gnatswarm.broker.permissions import Permissions
 from gnatswarm.broker.serverlink import ServerLink
 from gnatswarm.broker.sublist import Sublist
+from gnatswarm.probes.engine import replies_allowed
 from gnatswarm.shards.sockets.deadlines import Deadlines
 from gnatswarm.shards.sockets.reactor import Reactor, Socket
 from tests.support.engine import QUIET, Session
@@ -256,6 +259,17 @@ def test_pings_are_no_use_of_a_connection_and_messages_are(bench):
     bench.sweep_for(1000)
     assert client.socket.work == 2
     assert client.socket.used_us > client.socket.opened
+
+
+def test_what_a_client_may_answer_no_more_is_forgotten_though_nothing_comes(bench: Bench) -> None:
+    client, asks = bench.connect(), bench.connect()
+    rights = options.Permissions(subscribe_allow=(">",), responses=1, responses_expire_s=SOON_S)
+    bench.deadlines.set_limits(NEVER)
+    client.connection.enter(bench._sublist, Permissions(rights))
+    bench.tell(client, QUIET + b"SUB svc 1\r\n")
+    bench.tell(asks, QUIET + b"PUB svc r 0\r\n\r\nPUB svc s 0\r\n\r\n")
+    assert replies_allowed(client.connection) == 2
+    bench.sweep_until(lambda: replies_allowed(client.connection) == 0)
 
 
 class Server:
