@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import threading
 import tracemalloc
 from pathlib import Path
 
@@ -288,6 +289,47 @@ def test_what_a_full_disk_does_not_take_is_bounded_and_counted(tmp_path: Path, m
     assert scribe.close()
     kept = 1000 // len(LINE * 10)
     assert scribe.lost_windows == 50 - kept
+
+
+def test_what_a_disk_that_hangs_does_not_take_is_bounded_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """Its first write returns when fifty windows wait: the first of them, and those that fit behind it, are kept."""
+    monkeypatch.setattr(scribe_module, "MOST_BACKLOG_BYTES", 1000)
+    write, hangs, ends = os.write, threading.Event(), threading.Event()
+    written: list[int] = []
+
+    def late(fd: int, data: memoryview) -> int:
+        hangs.set()
+        assert ends.wait(30.0)
+        return write(fd, data)
+
+    monkeypatch.setattr(os, "write", late)
+    scribe = Scribe(tmp_path, broker="B", shard=0, boot="boot")
+
+    def put(i: int) -> None:
+        of_i = block(START_US + i * SECOND_US, LINE * 10, SECOND_US)
+        scribe.put(msgspec.structs.replace(of_i, on_written=lambda: written.append(i)))
+
+    put(0)
+    assert hangs.wait(30.0)
+    for i in range(1, 50):
+        put(i)
+    kept = 1000 // len(LINE * 10)
+    assert scribe._queue.qsize() == kept
+    assert scribe.lost_windows == 49 - kept
+    ends.set()
+    wait_until(lambda: not scribe._is_late)
+    put(50)
+    assert scribe.close()
+    assert written == [0, *range(50 - kept, 51)]
+    assert scribe.lost_windows == 49 - kept
+    [path] = finished(tmp_path)
+    assert text(path).count(b"\n") == (kept + 2) * 10
+    assert [record.getMessage() for record in caplog.records] == [
+        f"Statistics pause: cannot write to {tmp_path}: the disk takes too long; the broker goes on",
+        f"Statistics go on: {49 - kept} windows were lost",
+    ]
 
 
 def test_a_new_file_is_not_taken_for_one_of_a_dead_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
