@@ -25,6 +25,10 @@ ROTATE_S = 60.0
 ROTATE_BYTES = 32 * 1024 * 1024
 # The backlog while a disk is full: some minutes of a busy shard. So much may be queued, too, while a disk hangs.
 MOST_BACKLOG_BYTES = 8 * 1024 * 1024
+# A clock that is wrong is mostly wrong for minutes: until NTP has set it, or until somebody sees the mistake.
+EVEN_S = 3600.0
+# To tell that a file is days old, a clock that is set by less is right.
+SET_BY_S = 300.0
 # The router sends SIGKILL three seconds after Stop.
 CLOSE_S = 2.0
 
@@ -59,6 +63,8 @@ class Scribe:
         self._directory = directory
         self._names = (broker, shard, boot)
         self._max_age_s = max_age_s
+        self._clock_began_s: float | None = None  # the wall's time when the other clock was 0, as it was at first, …
+        self._even_since_s = 0.0  # … or when the wall clock was last set
         self._max_bytes = max_bytes
         self._file: statfile.StatFile | None = None
         self._number = 0
@@ -173,9 +179,24 @@ class Scribe:
         """Finish files of dead writers, and remove old files."""
         try:
             statfile.adopt_orphans(self._directory)
-            statfile.retain(self._directory, max_age_s=self._max_age_s, max_bytes=self._max_bytes, now_s=time.time())
+            statfile.retain(
+                self._directory, max_age_s=self._believed_age_s(), max_bytes=self._max_bytes, now_s=time.time()
+            )
         except OSError as error:
             self._pause(error)
+
+    def _believed_age_s(self) -> float:
+        """From which age on files are removed; 0, none, while the wall clock may be wrong.
+
+        If it stands days ahead for a minute (NTP has not set it yet, somebody mistypes a date), all files seem to be
+        too old. So it is believed when it has run as evenly as the clock that nobody sets for an hour, or for
+        `max_age_s` where that is less: since the start, and since it was set by more than SET_BY_S, rightly or not.
+        """
+        passed_s = time.clock_gettime(time.CLOCK_BOOTTIME)  # also while the machine sleeps
+        began_s = time.time() - passed_s
+        if self._clock_began_s is None or abs(began_s - self._clock_began_s) > SET_BY_S:
+            self._clock_began_s, self._even_since_s = began_s, passed_s
+        return self._max_age_s if passed_s - self._even_since_s >= min(EVEN_S, self._max_age_s) else 0.0
 
     def _pause(self, error: OSError) -> None:
         if self._is_paused:
