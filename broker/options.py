@@ -101,7 +101,7 @@ class Stats(_Discreet, frozen=True, forbid_unknown_fields=True):
     max_clients: int = 1024  # 0..100000: clients with a row each per window and shard; others share one; 0: no rows
     client_subjects: int = 32  # 1..1000: of a client, the heaviest subjects published, and received, per window
     client_names: bool = True  # false: rows of clients have no names and addresses
-    max_age_s: float = 604800.0  # files older than this are removed; 0: no limit
+    max_age_s: float = 604800.0  # older files are removed, once the clock has run evenly for an hour; 0: no limit
     max_bytes: int = 1073741824  # the oldest files are removed while their total is over this; 0: no limit
 
 

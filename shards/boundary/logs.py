@@ -238,17 +238,25 @@ class LineHandler(logging.Handler):
         self._cannot_rename = False
         if not self.reopen():
             logging.getLogger(ROOT).info('Rotated log, backup saved as "%s"', backup)
-            self._purge()
+            self._purge(os.path.basename(backup))
 
-    def _purge(self) -> None:
-        """Remove the oldest of the rotated files where there are too many; only files that have a name as of ours."""
+    def _purge(self, rotated: str) -> None:
+        """Remove the oldest of the rotated files where there are too many; only files that have a name as of ours.
+
+        Names have local time, which is set back when summer time ends. Was a file changed later than `rotated`, which
+        is the newest, then somebody has set the clock back since.
+        """
         if not self._most_files:
             return
         directory, name = os.path.split(self._path)
         pattern = re.compile(re.escape(name) + _BACKUP_SUFFIX)
         try:
             with os.scandir(directory or ".") as found:
-                backups = sorted(one.name for one in found if pattern.fullmatch(one.name) and one.is_file())
+                changed_ns = {
+                    one.name: one.stat().st_mtime_ns for one in found if pattern.fullmatch(one.name) and one.is_file()
+                }
+            latest_ns = changed_ns.get(rotated, 0)
+            backups = sorted(changed_ns, key=lambda one: (changed_ns[one] <= latest_ns, changed_ns[one], one))
             for old in backups[: max(0, len(backups) - (self._most_files - 1))]:
                 path = os.path.join(directory, old)
                 os.remove(path)

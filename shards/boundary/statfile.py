@@ -216,6 +216,7 @@ def whole_frames(fd: int) -> int:
 def retain(directory: AnyPath, *, max_age_s: float, max_bytes: int, now_s: float) -> int:
     """Remove files that are too old, and the oldest while there are too many bytes; 0: no limit. Returns how many.
 
+    Whoever says `now_s` should be sure of it: by a clock that stands ahead every file is too old, other brokers' too.
     Hour by hour: a week of eight shards is 80,000 files, and while they are sorted all at once the shard's loop stands.
     """
     total = removed = 0

@@ -507,7 +507,8 @@ class ClientSession:
             self.connection.send_info_after_pong(self._clients.info_of_connected(self))
         if is_first:
             # As on nats-server: how long it took to send CONNECT, until its first PONG tells better.
-            self.connection.estimate_rtt(max(0, round((time.time() - self.started_s) * 1e6)))
+            if self.socket is not None:
+                self.connection.estimate_rtt(max(0, time.monotonic_ns() // 1000 - self.socket.opened))
             self._clients.on_connected(self)
 
     def enter(self, identity: Identity) -> None:

@@ -42,10 +42,10 @@ async def hot_subjects(
         ended = recorder.history.ended
         found, other_msgs = await _open_window(query.account, mesh, pace)
         now_us = time.time_ns() // 1000
-        since_us = now_us - recorder.open_us
+        since_us = now_us - recorder.open_us  # as the clock stands now, wherever it stood when windows ended
         windows = list(recorder.history.windows)[-(query.windows - 1) :] if query.windows > 1 else []
         for window in windows:
-            since_us = min(since_us, window.start_us)
+            since_us -= window.length_us
             other_msgs += window.other_msgs
             for at in range(0, len(window.rows), STEP_ROWS):
                 for account, row in window.rows[at : at + STEP_ROWS]:

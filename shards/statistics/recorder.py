@@ -268,9 +268,7 @@ class Recorder:
                     )
                 )
         length_us = self._bounds(window)[1]
-        # The true start, not the nominal one: the first window began with the shard.
-        start_us = time.time_ns() // 1000 - self.open_us - length_us
-        self.history.add(Window(start_us, length_us, heaviest.rows, other_msgs + heaviest.left_out_msgs))
+        self.history.add(Window(length_us, heaviest.rows, other_msgs + heaviest.left_out_msgs))
         yield
         for sublist in list(self._sublists()):
             account = sublist.account.decode()

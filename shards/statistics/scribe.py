@@ -1,8 +1,8 @@
 """The shard's helper thread: takes blocks of lines from the event loop and writes them to disk.
 
 Only this thread compresses, writes, syncs, renames and removes statistics files; blocks come by value over a queue,
-without shared locks. A disk that refuses writes does not disturb the shard: it is logged once, a bounded backlog is
-kept, and windows beyond it are counted as lost. Called by the recorder.
+without shared locks. A disk that refuses writes, or hangs, does not disturb the shard: it is logged once, a bounded
+backlog is kept, and windows beyond it are counted as lost. Called by the recorder.
 """
 
 from __future__ import annotations
@@ -23,8 +23,12 @@ logger = logging.getLogger("gnatswarm.stats")
 # A file holds a minute's windows: a day of a shard is 1,440 files, and Spark's readers are at most a minute behind.
 ROTATE_S = 60.0
 ROTATE_BYTES = 32 * 1024 * 1024
-# The backlog while a disk is full: some minutes of a busy shard.
+# The backlog while a disk is full: some minutes of a busy shard. So much may be queued, too, while a disk hangs.
 MOST_BACKLOG_BYTES = 8 * 1024 * 1024
+# A clock that is wrong is mostly wrong for minutes: until NTP has set it, or until somebody sees the mistake.
+EVEN_S = 3600.0
+# To tell that a file is days old, a clock that is set by less is right.
+SET_BY_S = 300.0
 # The router sends SIGKILL three seconds after Stop.
 CLOSE_S = 2.0
 
@@ -59,20 +63,43 @@ class Scribe:
         self._directory = directory
         self._names = (broker, shard, boot)
         self._max_age_s = max_age_s
+        self._clock_began_s: float | None = None  # the wall's time when the other clock was 0, as it was at first, …
+        self._even_since_s = 0.0  # … or when the wall clock was last set
         self._max_bytes = max_bytes
         self._file: statfile.StatFile | None = None
         self._number = 0
         self._backlog: deque[WindowRows] = deque()
         self._backlog_bytes = 0
-        self._is_paused = False
-        self.lost_windows = 0  # since the start; written by the thread, read by the event loop
+        self._is_paused = False  # the disk refuses writes
+        self._is_late = False  # the disk hangs; set by the event loop, and taken back by the thread
+        self._lost = 0  # windows; written by the thread alone, …
+        self._taken_bytes = 0  # … as is what it has taken from the queue
+        self._displaced = 0  # windows; written by the event loop alone, …
+        self._queued_bytes = 0  # … as is what it has queued and left there
         self._queue: queue.SimpleQueue[WindowRows | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="gnat-scribe", daemon=True)
         self._thread.start()
 
     def put(self, block: WindowRows) -> None:
-        """Queue this block for writing; returns at once."""
+        """Queue this block for writing; returns at once. While the disk hangs the oldest that are queued are lost."""
         self._queue.put(block)
+        self._queued_bytes += len(block.lines)
+        while self._queued_bytes - self._taken_bytes > MOST_BACKLOG_BYTES:
+            try:
+                oldest = self._queue.get_nowait()
+            except queue.Empty:  # the thread has taken it in this moment
+                break
+            assert oldest is not None
+            self._queued_bytes -= len(oldest.lines)
+            self._displaced += 1
+            if not self._is_late:
+                self._is_late = True
+                self._log_pause("the disk takes too long")
+
+    @property
+    def lost_windows(self) -> int:
+        """Since the start."""
+        return self._lost + self._displaced
 
     def close(self) -> bool:
         """Write all that is queued and end; waits at most CLOSE_S. False: the disk took longer."""
@@ -85,12 +112,13 @@ class Scribe:
     def _run(self) -> None:
         self._tidy()
         while (block := self._queue.get()) is not None:
+            self._taken_bytes += len(block.lines)
             self._backlog.append(block)
             self._backlog_bytes += len(block.lines)
             self._write_backlog()
             while self._backlog_bytes > MOST_BACKLOG_BYTES:
                 self._backlog_bytes -= len(self._backlog.popleft().lines)
-                self.lost_windows += 1
+                self._lost += 1
         self._write_backlog()
         try:
             self._finish()
@@ -108,8 +136,10 @@ class Scribe:
         except OSError as error:
             self._pause(error)
             return
-        if self._is_paused:
-            self._is_paused = False
+        goes_on = self._is_paused or (self._is_late and self._queue.empty())
+        self._is_paused = False
+        if goes_on:
+            self._is_late = False
             logger.warning("Statistics go on: %d windows were lost", self.lost_windows)
 
     def _write(self, block: WindowRows) -> None:
@@ -140,7 +170,7 @@ class Scribe:
             return
         if file.is_removed:
             file.drop()
-            self.lost_windows += file.windows
+            self._lost += file.windows
             logger.warning("A statistics file in %s was removed with %d windows", self._directory, file.windows)
         else:
             file.finish()
@@ -149,18 +179,36 @@ class Scribe:
         """Finish files of dead writers, and remove old files."""
         try:
             statfile.adopt_orphans(self._directory)
-            statfile.retain(self._directory, max_age_s=self._max_age_s, max_bytes=self._max_bytes, now_s=time.time())
+            statfile.retain(
+                self._directory, max_age_s=self._believed_age_s(), max_bytes=self._max_bytes, now_s=time.time()
+            )
         except OSError as error:
             self._pause(error)
+
+    def _believed_age_s(self) -> float:
+        """From which age on files are removed; 0, none, while the wall clock may be wrong.
+
+        If it stands days ahead for a minute (NTP has not set it yet, somebody mistypes a date), all files seem to be
+        too old. So it is believed when it has run as evenly as the clock that nobody sets for an hour, or for
+        `max_age_s` where that is less: since the start, and since it was set by more than SET_BY_S, rightly or not.
+        """
+        passed_s = time.clock_gettime(time.CLOCK_BOOTTIME)  # also while the machine sleeps
+        began_s = time.time() - passed_s
+        if self._clock_began_s is None or abs(began_s - self._clock_began_s) > SET_BY_S:
+            self._clock_began_s, self._even_since_s = began_s, passed_s
+        return self._max_age_s if passed_s - self._even_since_s >= min(EVEN_S, self._max_age_s) else 0.0
 
     def _pause(self, error: OSError) -> None:
         if self._is_paused:
             return
         self._is_paused = True
-        logger.error(
-            "Statistics pause: cannot write to %s: %s; the broker goes on", self._directory, error.strerror or error
-        )
+        self._log_pause(error.strerror or str(error))
         try:
             self._finish()  # its frames are complete; the next attempt begins a new file
         except OSError:
             self._file = None
+
+    # ---- in both
+
+    def _log_pause(self, why: str) -> None:
+        logger.error("Statistics pause: cannot write to %s: %s; the broker goes on", self._directory, why)

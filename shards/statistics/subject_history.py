@@ -86,7 +86,6 @@ class Heaviest:
 class Window(msgspec.Struct, frozen=True):
     """One closed window."""
 
-    start_us: int  # since 1970
     length_us: int
     rows: list[tuple[str, SubjectCounts]]  # (account, row)
     other_msgs: int  # published to subjects that have no row

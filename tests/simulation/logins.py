@@ -82,6 +82,8 @@ class Uncounted:
 class RecordedSocket:
     """Takes the place of the socket's record, which is the swarm's matter."""
 
+    opened = 0
+
     def freeze(self) -> None:
         pass
 

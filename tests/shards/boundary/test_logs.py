@@ -276,6 +276,31 @@ def test_of_rotated_files_the_newest_are_kept(tmp_path: pathlib.Path, most: int,
     assert all(other.exists() for other in others)
 
 
+@pytest.mark.parametrize(
+    ("changed_s", "left"),
+    [
+        ((2000, 3000, 4000), "12"),  # though the name of the latest sorts before the others': summer time has ended
+        ((6000, 7000, 4000), "12"),  # somebody has set the clock back, so that the other two seem to be newer
+        ((4000, 4000, 4000), "01"),  # written at once: by name
+    ],
+)
+def test_of_rotated_files_the_newest_are_kept_whatever_their_names(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, changed_s: tuple[int, ...], left: str
+) -> None:
+    path = tmp_path / "x.log"
+    names = [tmp_path / f"x.log.2026.10.25.02.{minute}.00.000000000" for minute in (40, 50, 10)]
+    for number, (name, at_s) in enumerate(zip(names, changed_s, strict=True)):
+        path.write_text(f"{number}\n" + "x" * 500)
+        os.utime(path, (at_s, at_s))
+        if name is not names[-1]:
+            path.rename(name)
+    monkeypatch.setattr(logs, "_backup_name", lambda _: str(names[-1]))
+    options = Logging(file=str(path), size_limit_bytes=500, most_files=3)
+    logs.configure(options, process_label=logs.ROUTER_LABEL)
+    logs.rotate_when_full()
+    assert "".join(sorted(name.read_text()[0] for name in names if name.exists())) == left
+
+
 def test_a_log_that_cannot_be_renamed_is_said_once(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """For instance a file that is mounted into a container."""
     path = tmp_path / "x.log"

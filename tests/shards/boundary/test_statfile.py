@@ -5,8 +5,11 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import threading
+import time
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -20,6 +23,8 @@ from tests.support.servers import wait_until
 START_US = 1_770_000_000_000_000
 LINE = b'{"file":%d,"n":1}\n' % FILE_MARK
 SECOND_US = 1_000_000
+DAY_S = 86400.0
+SLIGHTLY_S = 200.0
 
 
 def text(path: Path) -> bytes:
@@ -290,6 +295,47 @@ def test_what_a_full_disk_does_not_take_is_bounded_and_counted(tmp_path: Path, m
     assert scribe.lost_windows == 50 - kept
 
 
+def test_what_a_disk_that_hangs_does_not_take_is_bounded_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """Its first write returns when fifty windows wait: the first of them, and those that fit behind it, are kept."""
+    monkeypatch.setattr(scribe_module, "MOST_BACKLOG_BYTES", 1000)
+    write, hangs, ends = os.write, threading.Event(), threading.Event()
+    written: list[int] = []
+
+    def late(fd: int, data: memoryview) -> int:
+        hangs.set()
+        assert ends.wait(30.0)
+        return write(fd, data)
+
+    monkeypatch.setattr(os, "write", late)
+    scribe = Scribe(tmp_path, broker="B", shard=0, boot="boot")
+
+    def put(i: int) -> None:
+        of_i = block(START_US + i * SECOND_US, LINE * 10, SECOND_US)
+        scribe.put(msgspec.structs.replace(of_i, on_written=lambda: written.append(i)))
+
+    put(0)
+    assert hangs.wait(30.0)
+    for i in range(1, 50):
+        put(i)
+    kept = 1000 // len(LINE * 10)
+    assert scribe._queue.qsize() == kept
+    assert scribe.lost_windows == 49 - kept
+    ends.set()
+    wait_until(lambda: not scribe._is_late)
+    put(50)
+    assert scribe.close()
+    assert written == [0, *range(50 - kept, 51)]
+    assert scribe.lost_windows == 49 - kept
+    [path] = finished(tmp_path)
+    assert text(path).count(b"\n") == (kept + 2) * 10
+    assert [record.getMessage() for record in caplog.records] == [
+        f"Statistics pause: cannot write to {tmp_path}: the disk takes too long; the broker goes on",
+        f"Statistics go on: {49 - kept} windows were lost",
+    ]
+
+
 def test_a_new_file_is_not_taken_for_one_of_a_dead_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Another shard tidies up between the making of a file and its lock."""
     flock, taken = fcntl.flock, 0
@@ -357,6 +403,105 @@ def test_a_directory_that_is_removed_is_made_again_and_its_windows_are_counted(
     assert text(path).count(b"\n") == 2
     assert "3 windows" in caplog.text
     assert caplog.text.count("removed") == 1
+
+
+class Clock:
+    """Time that the test moves; replaces the module in the scribe."""
+
+    CLOCK_BOOTTIME = time.CLOCK_BOOTTIME
+
+    def __init__(self, ahead_s: float) -> None:
+        self.began_s = time.time()
+        self.passed_s = 5000.0
+        self.ahead_s = ahead_s  # of the right time
+
+    def time(self) -> float:
+        return self.began_s + self.passed_s - 5000.0 + self.ahead_s
+
+    def clock_gettime(self, which: int) -> float:
+        assert which == self.CLOCK_BOOTTIME
+        return self.passed_s
+
+
+class Tidying:
+    """A scribe with a limit of a week, in a directory with a file of yesterday and one that is a month old."""
+
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch, *, ahead_s: float, max_age_s: float) -> None:
+        self.clock = Clock(ahead_s)
+        self.directory = directory
+        self.old = written(directory, 1, 100, self.clock.began_s - 30 * DAY_S)
+        self.recent = written(directory, 2, 100, self.clock.began_s - DAY_S)
+        self.tidied, self.minutes = 0, 0
+        retain = statfile.retain
+
+        def counted(*args: Any, **keywords: Any) -> int:
+            removed = retain(*args, **keywords)
+            self.tidied += 1
+            return removed
+
+        monkeypatch.setattr(statfile, "retain", counted)
+        monkeypatch.setattr(scribe_module, "time", self.clock)
+        self.scribe = Scribe(directory, broker="B", shard=0, boot="boot", max_age_s=max_age_s)
+        wait_until(lambda: self.tidied == 1)
+
+    def go_on(self, minutes: int) -> None:
+        """A window of a minute at the end of so many, after which the scribe tidies up."""
+        before = self.tidied
+        self.clock.passed_s += 60 * minutes
+        self.scribe.put(block(START_US + self.minutes * 60 * SECOND_US, length_us=60 * SECOND_US))
+        self.minutes += 1
+        wait_until(lambda: self.tidied > before)
+
+    @property
+    def left(self) -> tuple[bool, bool]:
+        """Whether the old and the recent file are there. What the scribe itself wrote is."""
+        assert len(finished(self.directory)) == self.old.exists() + self.recent.exists() + self.minutes
+        return self.old.exists(), self.recent.exists()
+
+
+@pytest.mark.parametrize("ahead_s", [0.0, 30 * 86400.0, -400 * 86400.0])
+def test_a_clock_that_is_wrong_at_the_start_removes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead_s: float
+):
+    """Until NTP sets it, which nobody knows of. It is believed when it has run evenly for an hour."""
+    tidying = Tidying(tmp_path, monkeypatch, ahead_s=ahead_s, max_age_s=7 * DAY_S)
+    assert tidying.left == (True, True)
+    tidying.go_on(40)
+    assert tidying.left == (True, True)
+    tidying.clock.ahead_s = 0.0
+    for minutes in (1, 19) if ahead_s == 0.0 else (1, 19, 20, 20):
+        assert tidying.left == (True, True)
+        tidying.go_on(minutes)
+    assert tidying.left == ((ahead_s != 0.0), True)
+    tidying.go_on(1)
+    assert tidying.left == (False, True)
+    assert tidying.scribe.close()
+
+
+def test_a_clock_that_is_set_ahead_for_some_minutes_removes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    tidying = Tidying(tmp_path, monkeypatch, ahead_s=0.0, max_age_s=7 * DAY_S)
+    tidying.clock.passed_s += 3600
+    tidying.clock.ahead_s = 365 * DAY_S
+    for _ in range(5):
+        tidying.go_on(10)
+    assert tidying.left == (True, True)
+    tidying.clock.ahead_s = SLIGHTLY_S
+    tidying.go_on(1)
+    tidying.clock.ahead_s = 0.0  # it is no correction to speak of
+    tidying.go_on(59)
+    assert tidying.left == (True, True)
+    tidying.go_on(1)
+    assert tidying.left == (False, True)
+    assert tidying.scribe.close()
+
+
+def test_who_keeps_files_for_minutes_need_not_wait_for_an_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    tidying = Tidying(tmp_path, monkeypatch, ahead_s=0.0, max_age_s=1200.0)
+    tidying.go_on(19)
+    assert tidying.left == (True, True)
+    tidying.go_on(1)
+    assert not tidying.old.exists() and not tidying.recent.exists()
+    assert tidying.scribe.close()
 
 
 def test_files_and_the_directories_made_for_them_are_their_users_alone(tmp_path: Path):

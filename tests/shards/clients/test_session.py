@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -57,6 +58,26 @@ async def counted_by_turn(left: Callable[[], int], is_over: Callable[[], bool]) 
 
 VIOLATION = b"-ERR 'Authorization Violation'\r\n"
 BY_PASSWORD = b'CONNECT {"verbose":false,"user":"a","pass":"p"}\r\n'
+
+
+@pytest.mark.parametrize("by_s", [3600.0, -3600.0])
+async def test_a_clock_that_is_set_before_connect_is_in_no_round_trip(
+    monkeypatch: pytest.MonkeyPatch, by_s: float
+) -> None:
+    """Until the first PONG it is estimated: the time from the accepted connection to CONNECT."""
+    house = OneShard(Options())
+    try:
+        client = house.connect()
+        await client.wait(b"}")
+        (session,) = house.shard.clients.open.values()
+        assert session.socket is not None
+        now_s = time.time
+        monkeypatch.setattr(time, "time", lambda: now_s() + by_s)
+        await client.talk(b"CONNECT {}\r\nPING\r\n")
+        passed_us = time.monotonic_ns() // 1000 - session.socket.opened
+        assert 1 < session.connection.rtt_us <= passed_us
+    finally:
+        house.close()
 
 
 async def test_a_reload_that_revokes_many_subscriptions_serves_others_in_between(
@@ -118,6 +139,7 @@ async def test_a_client_that_logs_in_anew_ends_its_subscriptions_some_at_a_time(
     try:
         client = await subscribed(house, 3500, ANEW)
         (session,) = house.shard.clients.open.values()
+        assert session.socket is not None
         client._sock.sendall(ANEW + b"SUB s.1 1\r\nPUB s.1 0\r\n\r\nPING\r\n")
         sublist = house.shard.mesh.account(b"$G")
         await until(lambda: session.connection.is_ending)
@@ -137,6 +159,7 @@ async def test_a_client_that_goes_while_it_logs_in_anew_leaves_no_secret() -> No
     try:
         client = await subscribed(house, 3500, BY_PASSWORD)
         (session,) = house.shard.clients.open.values()
+        assert session.socket is not None
         client._sock.sendall(BY_PASSWORD)
         await until(lambda: session._entering)
         house.shard.clients.close_all(CloseReason.KICKED)
@@ -154,6 +177,7 @@ async def test_a_reload_while_a_client_logs_in_anew_decides_whether_it_may(stays
     try:
         client = await subscribed(house, 3500, BY_PASSWORD)
         (session,) = house.shard.clients.open.values()
+        assert session.socket is not None
         client._sock.sendall(b'CONNECT {"verbose":true,"user":"b","pass":"p"}\r\nPUB y 0\r\n\r\nPING\r\n')
         await until(lambda: session.connection.is_ending)
         assert session.user == "a"

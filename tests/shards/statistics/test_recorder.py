@@ -16,8 +16,11 @@ import pytest
 
 from gnatswarm.broker.options import Stats
 from gnatswarm.broker.tally import Tally
+from gnatswarm.shards.boundary.pace import Pace
 from gnatswarm.shards.boundary.page import Page
+from gnatswarm.shards.boundary.rows import HotSubjectsQuery
 from gnatswarm.shards.boundary.statfile import ENDING
+from gnatswarm.shards.monitoring import hot_subjects as hot_subjects_module
 from gnatswarm.shards.statistics import recorder as recorder_module
 from gnatswarm.shards.statistics.recorder import Recorder
 from tests.support.engine import QUIET, Engine, EngineClient
@@ -233,6 +236,26 @@ async def test_a_clock_that_is_set_loses_and_doubles_nothing(shard: Shard, clock
     assert clock.wall_us - WINDOW_US < last["window_start_us"] <= clock.wall_us
     names = file_names(tmp_path)
     assert len(set(names)) == len(names) and len({row["file"] for row in records}) == len(names)
+
+
+@pytest.mark.parametrize("by_s", [HOUR_S, -HOUR_S])
+async def test_hot_subjects_cover_what_has_passed_and_not_by_how_much_the_clock_was_set(
+    shard: Shard, clock: Clock, monkeypatch: pytest.MonkeyPatch, by_s: float
+):
+    monkeypatch.setattr(hot_subjects_module, "time", clock)
+    shard.publish(5)
+    await clock.pass_time(12)  # one window has ended …
+    shard.publish(7)
+    clock.set(by_s)
+    await clock.pass_time(15)  # … and another one, or two
+    sublist = shard.engine.probe.sublist
+    mesh: Any = SimpleNamespace(account_names=lambda: [b"$G"], account=lambda _name: sublist)
+    answer = hot_subjects_module.hot_subjects(HotSubjectsQuery(), mesh, shard.recorder, Pace())
+    [part] = [part async for part in answer]
+    assert part.now_us - part.since_us == 27_000_000
+    assert part.now_us == clock.wall_us
+    assert [(row.subject, row.msgs) for row in part.rows] == [("a.b", 12)]
+    shard.recorder.close()
 
 
 async def test_a_clock_that_is_set_again_and_again(shard: Shard, clock: Clock, tmp_path: Path):

@@ -39,6 +39,6 @@ def test_few_big_messages_weigh_as_much_as_many_small_ones():
 def test_old_windows_go():
     history = SubjectHistory()
     for n in range(MOST_WINDOWS + 2):
-        history.add(Window(n, 1, [], 0))
-    assert [window.start_us for window in history.windows] == list(range(2, MOST_WINDOWS + 2))
+        history.add(Window(n, [], 0))
+    assert [window.length_us for window in history.windows] == list(range(2, MOST_WINDOWS + 2))
     assert history.ended == MOST_WINDOWS + 2
