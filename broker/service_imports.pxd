@@ -19,8 +19,11 @@ from gnatswarm.broker.sublist cimport Sublist
 cdef enum:
     # Longest chain of imported services; the configuration refuses rings.
     MOST_CROSSINGS = 16
-    # Requests without a reply yet: some 300 bytes each. Beyond that the oldest can no longer get one.
+    # Requests without a reply yet, of some 300 bytes each, and bytes of where they wait for it and of headers kept.
+    # Beyond that some of the oldest can no longer get one.
     MOST_RESPONSES = 262144
+    MOST_RESPONSE_BYTES = 67108864
+    DROPPED_AT_ONCE = 1024
 
 
 # A reply that may come.
@@ -34,6 +37,7 @@ cdef class Response:
     cdef object responder           # what a sibling has told of who is about to reply: a dict, or None
     cdef bint was_wanted            # somebody subscribed to the reply subject when it was measured
     cdef object measured            # broker.service_latency.Measured; None: nobody wants to know how long it takes
+    cdef size_t text_bytes          # of `reply` and of what `measured` keeps of headers
 
 
 # The requests with one prefix that may still get a reply.
@@ -58,6 +62,7 @@ cdef class ServiceImports(AccountGate):
     cdef object prefixes            # ReplyPrefixes, which put themselves here; None: there are none
     cdef Reroutes reroutes          # … and where replies are kept back
     cdef uint32_t n_waiting
+    cdef size_t waiting_bytes       # of their texts
     cdef bint adds_headers
     cdef object looked_at           # those of them that look_for_lost_interest() has still to look at
     cdef dict measured              # cid → replies to its requests that are measured
@@ -103,6 +108,7 @@ cdef class ServiceImports(AccountGate):
     cdef ReplyTable table_of(self, bytes reply)
     cdef dict lane_of(self, bytes reply)
     cdef int add(self, dict lane, bytes made, Response response) except -1
+    cdef int drop_oldest(self) except -1
     cdef int forget(self, bytes reply) except -1
     # Whether a reply is to be kept back: what is due with its prefix is still to come from the shard that had it.
     cdef bint is_awaited(self, Sublist sublist, bytes subject)

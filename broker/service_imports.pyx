@@ -466,12 +466,22 @@ cdef class ServiceImports(AccountGate):
         cdef object measured = response.measured
         if measured is not None and measured.cid:
             self.measured.setdefault(measured.cid, set()).add(made)
+        response.text_bytes = <size_t>len(response.reply) + (0 if measured is None else <size_t>measured.text_bytes)
         lane[made] = response
         self.n_waiting += 1
-        if unlikely(self.n_waiting > MOST_RESPONSES):
-            self.forget(next(iter(max([lane for table in (self.own, *self.others.values())
-                                       for lane in (<ReplyTable>table).lanes], key=len))))
-            self.n_expired += 1
+        self.waiting_bytes += response.text_bytes
+        if unlikely(self.n_waiting > MOST_RESPONSES or self.waiting_bytes > MOST_RESPONSE_BYTES):
+            self.drop_oldest()
+        return 0
+
+    cdef int drop_oldest(self) except -1:
+        """Some at once: what was taken out at the beginning of a lane is in the way of each look for its oldest."""
+        cdef dict longest = max([lane for table in (self.own, *self.others.values())
+                                 for lane in (<ReplyTable>table).lanes], key=len)
+        cdef list oldest = list(islice(longest, min(DROPPED_AT_ONCE, <Py_ssize_t>len(longest) - 1)))
+        for reply in oldest:
+            self.forget(reply)
+        self.n_expired += <uint64_t>len(oldest)
         return 0
 
     cdef ReplyTable table_of(self, bytes reply):
@@ -494,6 +504,7 @@ cdef class ServiceImports(AccountGate):
             return 0
         self.n_waiting -= 1
         response = <Response>found
+        self.waiting_bytes -= response.text_bytes
         if response.measured is not None and response.measured.cid:
             found = self.measured[response.measured.cid]
             found.discard(reply)

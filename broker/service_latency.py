@@ -4,6 +4,7 @@ Pure; the caller passes the times. A request is measured by chance (`sampling`),
 traced (Jaeger, Zipkin B3, W3C). The event goes to a subject of the exporting account.
 """
 
+import itertools
 from typing import Any
 
 import msgspec
@@ -22,6 +23,9 @@ DESCRIPTIONS = {
 }
 # Behind the generated reply subject of a measured request, so that other shards tell who replies to it.
 MEASURED = b"m"
+# What is kept of a request's headers until its reply comes; tracers' own fields have less than 1 KB together.
+MOST_TRACE_BYTES = 16_384
+OBJECT_BYTES = 100  # of a Python string and its place, beside the text
 B3_PARTS = ("X-B3-Sampled", "X-B3-Traceid", "X-B3-Parentspanid", "X-B3-Spanid")
 
 _HEX_DIGITS = frozenset("0123456789abcdefABCDEF")
@@ -39,6 +43,11 @@ class Measured(msgspec.Struct, frozen=True):
     cid: int  # 0: no client of this shard has asked
     asked_us: int
 
+    @property
+    def text_bytes(self) -> int:
+        """About what its headers take."""
+        return sum(itertools.starmap(_bytes, self.headers.items()))
+
 
 def _headers(block: bytes) -> Headers:
     """The fields of a header block, with their names as Go writes them: `X-B3-Traceid`."""
@@ -51,9 +60,26 @@ def _headers(block: bytes) -> Headers:
     return found
 
 
+def _bytes(name: str, values: list[str]) -> int:
+    return len(name) + sum(map(len, values)) + OBJECT_BYTES * (1 + len(values))
+
+
 def traced(block: bytes) -> Headers | None:
-    """What a request's headers say of its trace; None: it is not traced."""
-    headers = _headers(block)
+    """What a request's headers say of its trace, without what is too long; None: it is not traced."""
+    found = _of_trace(_headers(block))
+    if found is None:
+        return None
+    kept: Headers = {}
+    room = MOST_TRACE_BYTES
+    for name, values in found.items():
+        size = _bytes(name, values)
+        if size <= room:
+            kept[name] = values
+            room -= size
+    return kept
+
+
+def _of_trace(headers: Headers) -> Headers | None:
     uber, sampled, b3 = headers.get("Uber-Trace-Id"), headers.get("X-B3-Sampled"), headers.get("B3")
     parent = headers.get("Traceparent")
     if uber:

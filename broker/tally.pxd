@@ -28,7 +28,13 @@ ctypedef struct Row:
     Counts counts
 
 
+# Of all tallies: bytes of rows, and how many have some.
+cdef size_t tallies_bytes
+cdef size_t n_filled
+
 cdef enum:
+    # What they have together, for long: a tally that has more than its share then gives up half of its rows.
+    MOST_TALLIES_BYTES = 67108864
     N_FOLDED = 3                 # kinds of subjects that are used once
 
 # The rows of subjects that are used once, by rule.
@@ -70,10 +76,14 @@ cdef class Tally:
     cdef Table rows
     cdef Counts other                # of subjects without a row, or no longer with one
     cdef Row *folded[N_FOLDED]       # the rows of one-time subjects, by rule; NULL: not looked up yet
+    cdef readonly size_t bytes       # of rows
     cdef uint64_t floor              # no subject without a row has a greater weight than this
 
     # Adds counts of a subject; a one-time subject is counted under its rule's name.
     cdef void add(self, const uint8_t *subject, size_t size, uint32_t hash, const Counts *counts) noexcept
     cdef void drop_rows(self) noexcept
+    cdef void drop_row(self, Row *row) noexcept
+    cdef void add_bytes(self, long long size) noexcept
+    cdef bint is_surplus(self) noexcept
     # Keeps the `keep` heaviest rows; adds the others to `other`. (No memory: keeps all.)
     cdef void purge(self, uint32_t keep) noexcept

@@ -1,15 +1,16 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
 """Counts per subject in one window, bounded.
 
-Exact for up to `most` subjects. Beyond twice as many, the lighter half is added to `other` at once (a constant cost per
-subject), and a subject that comes back gets an error bound, the most that it may have had before. As in Misra and
-Gries' summaries, every subject heavier than some total/most has a row, and row + error is never less than the truth.
-The sum of rows and `other` is always exact. One-time subjects (`_INBOX.…`) are folded into one row by rule. It knows no
-clock and no cache: the sublist adds to it, the shard's recorder empties it.
+Exact for up to `most` subjects, or fewer where the tallies of many accounts have too much together. Beyond twice as
+many, the lighter half is added to `other` at once (a constant cost per subject), and a subject that comes back gets an
+error bound, the most that it may have had before. As in Misra and Gries' summaries, every subject heavier than some
+total/most has a row, and row + error is never less than the truth. The sum of rows and `other` is always exact.
+One-time subjects (`_INBOX.…`) are folded into one row by rule. It knows no clock and no cache: the sublist adds to it,
+the shard's recorder empties it.
 """
 
 from libc.stdint cimport uint16_t
-from libc.stdlib cimport free, malloc
+from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
 
 from gnatswarm.broker.table cimport slot_item, table_find, table_free, table_init, table_insert
@@ -20,6 +21,8 @@ ctypedef long long int64
 cdef enum:
     # A row's key size is 16 bits wide; subjects of this length are not worth one anyway.
     MOST_TALLIED_SUBJECT = 4096
+
+tallies_bytes = n_filled = 0
 
 FOLDED_AS[:] = [b"_INBOX.>", b"_R_.>", b"$JS.ACK.>"]
 FOLDED_SIZE[:] = [8, 5, 9]
@@ -80,8 +83,24 @@ cdef class Tally:
         if self.rows.slots != NULL:
             for i in range(self.rows.mask + 1):
                 if self.rows.slots[i]:
-                    free(slot_item(self.rows.slots[i]))
+                    self.drop_row(<Row *>slot_item(self.rows.slots[i]))
         table_free(&self.rows)
+
+    cdef void drop_row(self, Row *row) noexcept:
+        self.add_bytes(-<int64>(sizeof(Row) + row.key.size))
+        free(row)
+
+    cdef void add_bytes(self, int64 size) noexcept:
+        """Of rows, or less."""
+        global tallies_bytes, n_filled
+        n_filled -= self.bytes != 0
+        self.bytes += <size_t>size
+        tallies_bytes += <size_t>size
+        n_filled += self.bytes != 0
+
+    cdef bint is_surplus(self) noexcept:
+        """All tallies together have too much, and this one has more than its share."""
+        return tallies_bytes > MOST_TALLIES_BYTES and self.bytes > MOST_TALLIES_BYTES // (n_filled + 1)
 
     cdef void add(self, const uint8_t *subject, size_t size, uint32_t hash, const Counts *counts) noexcept:
         cdef Row *row
@@ -107,6 +126,8 @@ cdef class Tally:
             return
         if self.rows.count >= 2 * self.most:
             self.purge(self.most)
+        elif self.rows.count > 1 and self.is_surplus():
+            self.purge(self.rows.count // 2)
         row = NULL if self.rows.count >= 2 * self.most else <Row *>malloc(sizeof(Row) + size)
         if row == NULL:
             counts_add(&self.other, counts)
@@ -120,7 +141,9 @@ cdef class Tally:
         if not table_insert(&self.rows, &row.key):
             free(row)
             counts_add(&self.other, counts)
-        elif rule >= 0:
+            return
+        self.add_bytes(sizeof(Row) + size)
+        if rule >= 0:
             self.folded[rule] = row
 
     cdef void purge(self, uint32_t keep) noexcept:
@@ -132,7 +155,7 @@ cdef class Tally:
         if self.rows.count <= keep:
             return
         # Made when it is needed: of ten thousand accounts hardly any has so many subjects, and each has a tally.
-        weights = <uint64_t *>malloc(self.rows.count * sizeof(uint64_t))
+        weights = <uint64_t *>calloc(self.rows.count, sizeof(uint64_t))
         if weights == NULL:
             return
         memset(self.folded, 0, sizeof(self.folded))
@@ -160,7 +183,7 @@ cdef class Tally:
                     ties -= 1
             else:
                 counts_add(&self.other, &row.counts)
-                free(row)
+                self.drop_row(row)
         free(weights)
         table_free(&self.rows)
         self.rows = kept

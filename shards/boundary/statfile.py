@@ -13,10 +13,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import itertools
 import os
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 ENDING = ".jsonl.zst"
 COMPRESSION_LEVEL = 3  # zstd's own default: 12 times smaller rows at some 200 MB/s
@@ -71,21 +72,25 @@ class StatFile:
         self._shown = os.path.join(folder, name)
         self._fd = locked_file(self._hidden)
 
-    def append(self, lines: bytes) -> None:
-        """Append these lines, all or none."""
+    def append(self, blocks: Iterable[bytes]) -> None:
+        """Append these blocks of lines as one frame, all or none."""
         import zstandard  # here: the router needs none, and shards that are forked have it
 
-        frame = memoryview(zstandard.ZstdCompressor(level=COMPRESSION_LEVEL).compress(lines))
-        done = 0
+        frame = zstandard.ZstdCompressor(level=COMPRESSION_LEVEL).compressobj()
+        written = 0
         try:
-            while done < len(frame):
-                done += os.write(self._fd, frame[done:])
+            for lines in itertools.chain(blocks, [b""]):
+                rest = memoryview(frame.compress(lines) if lines else frame.flush())
+                while rest:
+                    done = os.write(self._fd, rest)
+                    rest = rest[done:]
+                    written += done
         except OSError:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, self.size_bytes)
                 os.lseek(self._fd, self.size_bytes, os.SEEK_SET)
             raise
-        self.size_bytes += done
+        self.size_bytes += written
         self.windows += 1
 
     @property

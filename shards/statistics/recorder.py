@@ -50,6 +50,7 @@ logger = logging.getLogger("gnatswarm.stats")
 CACHE_SLOTS = 1024
 TALLY_SLOTS = 128
 QUEUE_ROWS = 100
+LINES_A_BLOCK = 2048
 # A timer that fires at most this much early still ends the window it was set for.
 BOUNDARY_SLACK_US = 50_000
 MOST_SLOW_ROWS = 256
@@ -219,6 +220,7 @@ class Recorder:
         """Close the window and open the next one, in short steps."""
         self.history.ended += 1  # tells readers of the open window that it has changed
         lines: list[bytes] = []
+        blocks: list[bytes] = []
         total = WindowCounts()
         subjects = 0
         widths: tuple[list[int], list[int]] = ([], [])
@@ -257,6 +259,7 @@ class Recorder:
                 subjects += len(rows)
                 heaviest.add(account, rows)
                 lines += [self._subject_line(window, account, row) for row in rows]
+                _fold(lines, blocks)
                 yield
                 if not at:
                     break
@@ -280,6 +283,7 @@ class Recorder:
                 lines += [self._queue_line(window, account, *row) for row in members[:room]]
                 left_out += sum(row[4] for row in members[room:])
                 room = max(0, room - len(members))
+                _fold(lines, blocks)
                 yield
             left_out += sublist.take_gone_deliveries()
             if left_out:
@@ -292,12 +296,14 @@ class Recorder:
                 client_lines.append(rest_line(window, tuple(missing)))
             lines += client_lines
         lines += self._other_lines(window, total, subjects, widths, refused)
-        yield
+        while lines:
+            _fold(lines, blocks, least=1)
+            yield
         booked = (
             *(total.msgs + refused_msgs, total.payload_bytes + refused_bytes, total.deliveries, total.out_bytes),
             *(total.link_out_msgs, total.link_in_msgs),
         )
-        self._put(window, b"\n".join(lines) + b"\n", booked)
+        self._put(window, blocks, booked)
 
     def _take_refused(self) -> tuple[int, int]:
         """Messages and bytes that were published and sent nowhere: no subject has counted them."""
@@ -318,11 +324,11 @@ class Recorder:
         self._open_window()
         return window
 
-    def _put(self, window: dict[str, object], lines: bytes, booked: tuple[int, ...]) -> None:
+    def _put(self, window: dict[str, object], blocks: list[bytes], booked: tuple[int, ...]) -> None:
         start_us, length_us = self._bounds(window)
         page, shard, until_us = self._page, self._shard, time.time_ns() // 1000
         self._scribe.put(
-            WindowRows(start_us, start_us + length_us, lines, lambda: page.note_recorded(shard, until_us, booked))
+            WindowRows(start_us, start_us + length_us, blocks, lambda: page.note_recorded(shard, until_us, booked))
         )
 
     @staticmethod
@@ -463,6 +469,13 @@ def _link_fields(link: _LinkWindow) -> dict[str, int]:
         "peak_pending_bytes": link.peak,
         "paused_us": link.paused_us,
     }
+
+
+def _fold(lines: list[bytes], blocks: list[bytes], least: int = LINES_A_BLOCK) -> None:
+    """Make a block of the first lines, if there are `least`: those of thousands of accounts would take a second."""
+    if len(lines) >= least:
+        blocks.append(b"\n".join(lines[:LINES_A_BLOCK]) + b"\n")
+        del lines[:LINES_A_BLOCK]
 
 
 def _slow_record(window: dict[str, object], row: ConnectionRow) -> records.SlowRecord:

@@ -38,8 +38,13 @@ class WindowRows(msgspec.Struct, frozen=True):
 
     start_us: int
     end_us: int
-    lines: bytes  # with `FILE_MARK` where the file's number belongs
+    blocks: list[bytes]  # of whole lines, with `FILE_MARK` where the file's number belongs
     on_written: Callable[[], None]
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return sum(map(len, self.blocks))
 
 
 # A row's file number is known only when it is written; until then it is this number, which no counter has.
@@ -81,16 +86,16 @@ class Scribe:
         self._thread.start()
 
     def put(self, block: WindowRows) -> None:
-        """Queue this block for writing; returns at once. While the disk hangs the oldest that are queued are lost."""
+        """Queue this block for writing; returns at once. While the disk hangs all but the newest that are queued are lost."""
         self._queue.put(block)
-        self._queued_bytes += len(block.lines)
-        while self._queued_bytes - self._taken_bytes > MOST_BACKLOG_BYTES:
+        self._queued_bytes += block.size
+        while self._queued_bytes - self._taken_bytes > MOST_BACKLOG_BYTES and self._queue.qsize() > 1:
             try:
                 oldest = self._queue.get_nowait()
             except queue.Empty:  # the thread has taken it in this moment
                 break
             assert oldest is not None
-            self._queued_bytes -= len(oldest.lines)
+            self._queued_bytes -= oldest.size
             self._displaced += 1
             if not self._is_late:
                 self._is_late = True
@@ -112,12 +117,12 @@ class Scribe:
     def _run(self) -> None:
         self._tidy()
         while (block := self._queue.get()) is not None:
-            self._taken_bytes += len(block.lines)
+            self._taken_bytes += block.size
             self._backlog.append(block)
-            self._backlog_bytes += len(block.lines)
+            self._backlog_bytes += block.size
             self._write_backlog()
             while self._backlog_bytes > MOST_BACKLOG_BYTES:
-                self._backlog_bytes -= len(self._backlog.popleft().lines)
+                self._backlog_bytes -= self._backlog.popleft().size
                 self._lost += 1
         self._write_backlog()
         try:
@@ -131,7 +136,7 @@ class Scribe:
                 self._write(self._backlog[0])
                 # It is written: if its file cannot be finished now, it must not be written to the next one, too.
                 block = self._backlog.popleft()
-                self._backlog_bytes -= len(block.lines)
+                self._backlog_bytes -= block.size
                 self._finish_if_due(block)
         except OSError as error:
             self._pause(error)
@@ -152,7 +157,8 @@ class Scribe:
             self._number += 1
             name = statfile.file_name(*self._names, self._number)
             self._file = statfile.StatFile(self._directory, name, block.start_us)
-        self._file.append(block.lines.replace(_MARK, b'"file":%d,' % self._number))
+        number = b'"file":%d,' % self._number
+        self._file.append(lines.replace(_MARK, number) for lines in block.blocks)
         block.on_written()
 
     def _finish_if_due(self, block: WindowRows) -> None:

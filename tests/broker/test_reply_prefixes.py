@@ -11,6 +11,7 @@ import pytest
 from gnatswarm.broker import due_replies, rules
 from gnatswarm.broker.due_replies import DueReply
 from gnatswarm.broker.fanout import AccountGate
+from gnatswarm.broker.limits import Limits
 from gnatswarm.broker.reply_prefixes import ReplyPrefixes
 from gnatswarm.broker.service_imports import ServiceImports
 from gnatswarm.broker.service_latency import REPLIED, REQUESTOR_GONE, Measured
@@ -507,3 +508,22 @@ def test_replies_of_a_prefix_that_is_not_taken_are_ignored(made):
     assert not end.broken
     assert made.waiting() == [0, 0, 0, 0]
     made.mesh.close()
+
+
+def test_requests_that_nobody_answers_are_bounded_in_bytes(made):
+    """Their reply subjects are made up by who asks; the oldest of them get no answer any more."""
+    made.client(NEW, b"A", b"SUB s 1\r\n")
+    asks = made.client(NEW, b"B")
+    asks.connection.set_limits(Limits(max_control_line_bytes=128 * 1024))
+    long, n = b"r" * 60_000, 1200
+    for number in range(n):
+        asks.feed(b"PUB s %b.%d 0\r\n\r\n" % (long, number))
+    imports = made.imports[NEW]
+    assert n // 2 < imports.waiting + imports.n_expired == n
+    assert imports.waiting * 60_000 < 64 << 20
+    for number in range(2000):
+        asks.feed(b"PUB s r.%d 0\r\n\r\n" % number)
+    made.sweep(10 * THRESHOLD_US)
+    assert imports.waiting == 0
+    asks.feed(b"".join(b"PUB s %b.%d 0\r\n\r\n" % (long, number) for number in range(1000)))
+    assert imports.waiting == 1000  # what was forgotten counts no more

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.xdist_group("spark")
 def write(place: Path, number: int, *records: dict[str, Any]) -> Path:
     """A finished file with these records."""
     file = statfile.StatFile(place, statfile.file_name("B", 0, "boot", number), START_US)
-    file.append("".join(json.dumps(one) + "\n" for one in records).encode())
+    file.append([("".join(json.dumps(one) + "\n" for one in records)).encode()])
     file.finish()
     return Path(file._shown)
 

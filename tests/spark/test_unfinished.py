@@ -23,7 +23,7 @@ def began(place: Path, number: int, windows: int) -> statfile.StatFile:
     """A file with so many windows, in each a gap of one message; its writer holds it."""
     file = statfile.StatFile(place, statfile.file_name("B", 0, "boot", number), START_US)
     for window in range(windows):
-        file.append(msgspec.json.encode(row(number, window)) + b"\n")
+        file.append([msgspec.json.encode(row(number, window)) + b"\n"])
     return file
 
 

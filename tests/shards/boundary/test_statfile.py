@@ -33,7 +33,7 @@ def text(path: Path) -> bytes:
 
 
 def block(start_us: int, lines: bytes = LINE, length_us: int = 10 * SECOND_US) -> WindowRows:
-    return WindowRows(start_us, start_us + length_us, lines, lambda: None)
+    return WindowRows(start_us, start_us + length_us, [lines], lambda: None)
 
 
 def finished(directory: Path) -> list[Path]:
@@ -45,7 +45,7 @@ def written(directory: Path, number: int, size: int, modified_s: float) -> Path:
     file = statfile.StatFile(
         directory, statfile.file_name("B", 0, "boot", number), START_US + number * 3600 * SECOND_US
     )
-    file.append(os.urandom(size))
+    file.append([os.urandom(size)])
     file.finish()
     path = max(finished(directory))
     os.utime(path, (modified_s, modified_s))
@@ -98,8 +98,8 @@ def test_a_week_of_files_is_not_looked_at_all_at_once(tmp_path: Path):
 @pytest.mark.parametrize("cut", [1, 7])
 def test_a_dead_writers_file_is_cut_after_its_last_whole_append(tmp_path: Path, cut: int):
     file = statfile.StatFile(tmp_path, statfile.file_name("B", 0, "boot", 1), START_US)
-    file.append(b"first\n")
-    file.append(b"second\n")
+    file.append([b"first\n"])
+    file.append([b"second\n"])
     assert statfile.adopt_orphans(tmp_path) == 0  # it is being written
     (hidden,) = tmp_path.glob("date=*/hour=*/.*")
     os.close(file._fd)  # as a kill -9 does
@@ -219,7 +219,7 @@ def orders(name: str, folder: str, size: int) -> list[tuple[str, str, int]]:
 def test_a_file_is_on_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     name = statfile.file_name("B", 0, "boot", 1)
     file = statfile.StatFile(tmp_path, name, START_US)
-    file.append(LINE)
+    file.append([LINE])
     disk = Disk(monkeypatch)
     file.finish()
     (path,) = finished(tmp_path)
@@ -229,9 +229,9 @@ def test_a_file_is_on_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: p
 def test_a_dead_writers_file_is_cut_and_on_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     name = statfile.file_name("B", 0, "boot", 1)
     file = statfile.StatFile(tmp_path, name, START_US)
-    file.append(LINE)
+    file.append([LINE])
     whole = file.size_bytes
-    file.append(LINE)
+    file.append([LINE])
     os.truncate(next(tmp_path.glob(f"*/*/.{name}")), file.size_bytes - 1)
     os.close(file._fd)
     disk = Disk(monkeypatch)
@@ -253,7 +253,7 @@ def test_the_helper_thread_leaves_no_name_behind_that_is_not_on_disk(tmp_path: P
 
 def test_an_append_that_the_disk_took_half_of_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     file = statfile.StatFile(tmp_path, statfile.file_name("B", 0, "boot", 1), START_US)
-    file.append(b"first\n")
+    file.append([b"first\n"])
     write, size = os.write, file.size_bytes
 
     def half(fd: int, data: memoryview) -> int:
@@ -265,7 +265,7 @@ def test_an_append_that_the_disk_took_half_of_leaves_nothing(tmp_path: Path, mon
 
     monkeypatch.setattr(os, "write", half)
     with pytest.raises(OSError, match="No space"):
-        file.append(b"second\n")
+        file.append([b"second\n"])
     monkeypatch.setattr(os, "write", write)
     file.finish()
     [path] = finished(tmp_path)
@@ -277,7 +277,7 @@ def test_what_cannot_be_synced_has_no_name(tmp_path: Path, monkeypatch: pytest.M
     disk = Disk(monkeypatch)
     disk.is_full = True
     file = statfile.StatFile(tmp_path, statfile.file_name("B", 0, "boot", 1), START_US)
-    file.append(LINE)
+    file.append([LINE])
     with pytest.raises(OSError, match="No space"):
         file.finish()
     assert not finished(tmp_path)
@@ -350,7 +350,7 @@ def test_a_new_file_is_not_taken_for_one_of_a_dead_writer(tmp_path: Path, monkey
     monkeypatch.setattr(fcntl, "flock", late)
     file = statfile.StatFile(tmp_path, statfile.file_name("B", 0, "boot", 1), START_US)
     assert not file.is_removed
-    file.append(LINE)
+    file.append([LINE])
     file.finish()
     [path] = finished(tmp_path)
     assert text(path) == LINE
@@ -512,7 +512,7 @@ def test_files_and_the_directories_made_for_them_are_their_users_alone(tmp_path:
     before = os.umask(0)
     try:
         file = statfile.StatFile(shared / "a" / "b", statfile.file_name("B", 0, "boot", 1), START_US)
-        file.append(LINE)
+        file.append([LINE])
         (hidden,) = shared.glob("a/b/date=*/hour=*/.*")
         assert hidden.stat().st_mode & 0o777 == 0o600
         file.finish()
