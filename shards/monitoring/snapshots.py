@@ -22,7 +22,7 @@ from gnatswarm.shards.boundary import rows
 from gnatswarm.shards.boundary.control import SnapshotReply
 from gnatswarm.shards.boundary.pace import Pace
 from gnatswarm.shards.boundary.rows import ConnectionRow, QueueRow, SubjectRow, SubscriptionRow
-from gnatswarm.shards.clients.closed import connection_row, wall_offset_us
+from gnatswarm.shards.clients.closed import connection_row, unpacked, wall_offset_us
 from gnatswarm.shards.monitoring.hot_subjects import hot_subjects, subject_interest
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ class Snapshots:
         listed = waiting = 0
         for row in await self._chosen(query, pace):
             if not query.with_subs:
-                part.rows.append(msgspec.structs.replace(row, subs=()) if row.subs else row)
+                part.rows.append(msgspec.structs.replace(row, packed_subs=b"") if row.packed_subs else row)
             else:
                 session = self._clients.open.get(row.cid)
                 async for piece in _with_subscriptions(row, session, pace):
@@ -503,7 +503,7 @@ class Snapshots:
         past = list(self._clients.closed.slow)[-query.most :]
         past.reverse()
         for at in range(0, max(1, len(behind), len(past)), STEP_ROWS):
-            yield rows.SlowPart(behind[at : at + STEP_ROWS], past[at : at + STEP_ROWS])
+            yield rows.SlowPart(behind[at : at + STEP_ROWS], [unpacked(row) for row in past[at : at + STEP_ROWS]])
 
     async def _leaf_rows(self, query: rows.LeafsQuery) -> AsyncIterator[rows.Part]:
         for row in self._leafs(query.subs):
@@ -572,7 +572,7 @@ async def _with_subscriptions(
 ) -> AsyncIterator[ConnectionRow]:
     """The row with its subscriptions; several rows when there are many."""
     if session is None or row.stop_us:
-        yield row
+        yield unpacked(row)
         return
     # A copy, so that its subscriptions are freed once it is sent: long-lived objects trigger garbage collections.
     piece = msgspec.structs.replace(row, subs=())
