@@ -178,6 +178,7 @@ class SubscriptionsPart(PageStruct):
 
     total: int  # how many there are, regardless of offset and limit
     rows: list[SubscriptionRow]
+    is_over: bool = False  # there are more, or longer ones, than one page may show
 
 
 class SublistQuery(Question, tag="subsz"):
