@@ -20,6 +20,6 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     auth_timeout_s: float = 2.0  # from accept to a valid CONNECT, where authentication is required
     ping_interval_s: float = 120.0  # a client that is idle for so long gets a PING
     ping_max: int = 2  # unanswered PINGs before 'Stale Connection'
-    max_closed_clients: int = 10_000  # how many /connz?state=closed shows of each shard, the latest; at least 1
+    max_closed_clients: int = 10_000  # how many of each shard /connz?state=closed shows, in 4 KB each; at least 1
     lame_duck_grace_s: float = 10.0  # between the ldm INFO and the first close
     lame_duck_duration_s: float = 120.0  # all of lame duck mode; closes are spread, few of them by a second each

@@ -10,9 +10,10 @@ connections is cut. Knows no sockets: `Place.close` cuts a connection.
 from __future__ import annotations
 
 import enum
-import ipaddress
 import time
 from collections.abc import Callable, Collection
+
+from gnatswarm.shards.boundary.owners import owner_of
 
 # Reserved places. A new connection's request is read two or three turns of the loop after its accept, and only a few
 # are accepted per turn: so it is answered before this many others have come.
@@ -107,17 +108,6 @@ class Places:
         self.leave(place)
         self.cuts += 1
         place.close()
-
-
-def owner_of(address: str) -> bytes:
-    """What counts as one address for shares: an IPv4 address, or the /64 network of an IPv6 address."""
-    try:
-        ip = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:
-        return address.encode()
-    if isinstance(ip, ipaddress.IPv6Address):
-        return ip.ipv4_mapped.packed if ip.ipv4_mapped is not None else ip.packed[:8]
-    return ip.packed
 
 
 def _first_to_go(places: Collection[Place]) -> Place | None:

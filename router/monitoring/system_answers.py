@@ -316,7 +316,7 @@ class SystemAnswers:
                 if compared > MOST_COMPARED:
                     raise Unasked
                 offset += len(found)
-                if len(found) < COMPARED_AT_ONCE:
+                if len(found) < COMPARED_AT_ONCE and not any(part.is_over for part in parts):
                     break
         return count
 

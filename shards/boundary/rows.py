@@ -60,6 +60,7 @@ class ConnectionRow(PageStruct):
     moved_us: int = 0  # when
     login: str = ""  # by what it logged in: password, token, nkey, certificate, no_auth_user; "": it needed nothing
     publish_waits: int = 0  # how often it was not read for a while, because of publish_limits
+    packed_subs: bytes = b""  # within a shard: those of a closed connection, in less memory (shards.clients.closed)
 
 
 class SubjectRow(PageStruct):
@@ -177,6 +178,7 @@ class SubscriptionsPart(PageStruct):
 
     total: int  # how many there are, regardless of offset and limit
     rows: list[SubscriptionRow]
+    is_over: bool = False  # there are more, or longer ones, than one page may show
 
 
 class SublistQuery(Question, tag="subsz"):
@@ -283,6 +285,8 @@ class LinksPart(PageStruct):
 # Of one connection, in one answer.
 MOST_LEAF_SUBS = 10_000
 MOST_ROUTE_SUBS = 10_000
+# Their texts together: a row goes to the router in one message, which may have 16 MB.
+MOST_LISTED_BYTES = 4 * 1024 * 1024
 
 
 class LeafRow(PageStruct):
@@ -302,7 +306,7 @@ class LeafRow(PageStruct):
     subscriptions: int  # that the other server has told
     lid: int = 0
     is_isolated: bool = False  # it hears nothing of other leaf nodes' interest
-    subs: tuple[str, ...] = ()  # their subjects, if they were asked for: at most MOST_LEAF_SUBS
+    subs: tuple[str, ...] = ()  # their subjects, if they were asked for: at most MOST_LEAF_SUBS, of MOST_LISTED_BYTES
 
 
 class RouteRow(PageStruct):
@@ -327,7 +331,7 @@ class RouteRow(PageStruct):
     # What the member said it is told, and tells: subjects by "allow" and "deny"; None: everything.
     imports: dict[str, tuple[str, ...]] | None = None
     exports: dict[str, tuple[str, ...]] | None = None
-    subs: tuple[SubscriptionRow, ...] = ()  # what it wants, if that was asked for: at most MOST_ROUTE_SUBS
+    subs: tuple[SubscriptionRow, ...] = ()  # what it wants, if that was asked for, bounded likewise
 
 
 class RoutesQuery(Question, tag="routez"):

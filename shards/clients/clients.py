@@ -32,7 +32,7 @@ from gnatswarm.broker.options import GLOBAL_ACCOUNT, STANDARD, WEBSOCKET
 from gnatswarm.broker.trace import Tracer
 from gnatswarm.shards.clients.account_census import AccountCensus
 from gnatswarm.shards.clients.allowances import Allowances
-from gnatswarm.shards.clients.closed import SLOW, Closed, connection_row, wall_offset_us
+from gnatswarm.shards.clients.closed import SLOW, Closed, connection_row, unpacked, wall_offset_us
 from gnatswarm.shards.clients.denials import Denials
 from gnatswarm.shards.clients.passing import Passing
 from gnatswarm.shards.clients.passwords import Passwords
@@ -548,7 +548,7 @@ class Clients:
             self._stale += 1
             self._page.store(self._shard, "stale_connections", self._stale)
         if session.reason in SLOW:
-            row = self.closed.slow[-1]
+            row = unpacked(self.closed.slow.newest)
             logger.warning(
                 "%s - Slow Consumer Detected: %s%s", session, session.reason.text, _blamed(row, session.user)
             )

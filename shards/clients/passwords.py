@@ -1,7 +1,7 @@
 """Compares passwords with bcrypt hashes, in one helper thread: one takes a tenth of a second, by design of bcrypt.
 
-At most MOST_WAITING comparisons wait; addresses take turns, so that a client guessing passwords delays mostly its own
-address. A client over that limit is refused and may try again. Clients with the same hash and password share one
+At most MOST_WAITING comparisons wait; hosts take turns, so that a client guessing passwords delays mostly its own
+host. A client over that limit is refused and may try again. Clients with the same hash and password share one
 comparison, though not who they are: users may have the same hash. Results are kept (broker.access.auth.Verdicts), so a
 reconnect needs none. Called by the clients.
 """
@@ -14,6 +14,8 @@ import logging
 import time
 from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, Protocol
+
+from gnatswarm.shards.boundary.owners import owner_of
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
@@ -58,7 +60,7 @@ class Passwords:
     def __init__(self, verdicts: Verdicts) -> None:
         self._verdicts = verdicts
         self._thread: ThreadPoolExecutor | None = None
-        self._queues: OrderedDict[str, deque[bytes]] = OrderedDict()  # address → keys, oldest first
+        self._queues: OrderedDict[bytes, deque[bytes]] = OrderedDict()  # whose address → keys, oldest first
         self._questions: dict[bytes, HashedPassword] = {}  # by key; includes the one being compared
         self._waiters: dict[bytes, list[tuple[WaitingClient, HashedPassword]]] = {}
         self._is_busy = False
@@ -82,18 +84,19 @@ class Passwords:
         if question.key in self._questions:
             self._waiters[question.key].append((waiter, question))
             return True
-        if len(self._questions) >= MOST_WAITING and not self._make_room(waiter.host):
+        owner = owner_of(waiter.host)
+        if len(self._questions) >= MOST_WAITING and not self._make_room(owner):
             return False
         self._questions[question.key] = question
         self._waiters[question.key] = [(waiter, question)]
-        self._queues.setdefault(waiter.host, deque()).append(question.key)
+        self._queues.setdefault(owner, deque()).append(question.key)
         self._go_on()
         return True
 
-    def _make_room(self, host: str) -> bool:
-        """Refuse the newest comparison of the address with the most waiting; False if that is `host` itself."""
-        crowded = max(self._queues, key=lambda name: len(self._queues[name]), default=host)
-        if len(self._queues.get(crowded, ())) <= len(self._queues.get(host, ())):
+    def _make_room(self, owner: bytes) -> bool:
+        """Refuse the newest comparison of the host with the most waiting; False if that is `owner` itself."""
+        crowded = max(self._queues, key=lambda one: len(self._queues[one]), default=owner)
+        if len(self._queues.get(crowded, ())) <= len(self._queues.get(owner, ())):
             return False
         key = self._queues[crowded].pop()
         if not self._queues[crowded]:
@@ -103,10 +106,10 @@ class Passwords:
 
     def _go_on(self) -> None:
         while self._queues and not self._is_busy and not self._is_closed:
-            host, queue = self._queues.popitem(last=False)
+            owner, queue = self._queues.popitem(last=False)
             key = queue.popleft()
             if queue:
-                self._queues[host] = queue  # this address's turn comes last now
+                self._queues[owner] = queue  # this host's turn comes last now
             if all(waiter.is_gone for waiter, _ in self._waiters[key]):
                 del self._questions[key], self._waiters[key]
                 continue

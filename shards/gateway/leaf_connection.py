@@ -14,12 +14,12 @@ from gnatswarm.broker.advisory import Person
 from gnatswarm.broker.errors import CloseReason, MaximumSubscriptionsExceeded
 from gnatswarm.broker.quoted import quoted
 from gnatswarm.broker.serverlink import ServerLink
-from gnatswarm.shards.boundary.rows import MOST_LEAF_SUBS, LeafRow
+from gnatswarm.shards.boundary.rows import MOST_LEAF_SUBS, MOST_LISTED_BYTES, LeafRow
 from gnatswarm.shards.gateway.refusals import Refusals
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from gnatswarm.broker.exchange import Exchange
     from gnatswarm.shards.gateway.server_events import ServerEvents
@@ -203,9 +203,7 @@ class LeafConnection:
             subscriptions=link.subscriptions,
             lid=lid,
             is_isolated=is_isolated,
-            subs=tuple(subject.decode("utf-8", "replace") for subject in link.interest_told(MOST_LEAF_SUBS))
-            if with_subs
-            else (),
+            subs=tuple(_listed(link.interest_told(MOST_LEAF_SUBS))) if with_subs else (),
         )
 
     def close(self, why: str) -> None:
@@ -238,3 +236,12 @@ class LeafConnection:
         self.link.ping()
         self._connection_owner.flush()
         self._timer = self._loop.call_later(self._ping_interval_s, self._ping)
+
+
+def _listed(subjects: list[bytes]) -> Iterator[str]:
+    room = MOST_LISTED_BYTES
+    for subject in subjects:
+        room -= len(subject)
+        if room < 0:
+            return
+        yield subject.decode("utf-8", "replace")

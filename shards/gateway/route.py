@@ -18,7 +18,7 @@ from gnatswarm.broker.errors import CloseReason
 from gnatswarm.broker.permissions import Permissions
 from gnatswarm.broker.quoted import quoted
 from gnatswarm.broker.serverlink import ServerLink
-from gnatswarm.shards.boundary.rows import MOST_ROUTE_SUBS, RouteRow, SubscriptionRow
+from gnatswarm.shards.boundary.rows import MOST_LISTED_BYTES, MOST_ROUTE_SUBS, RouteRow, SubscriptionRow
 from gnatswarm.shards.boundary.utf8_text import utf8_text
 from gnatswarm.shards.clients.closed import wall_offset_us
 from gnatswarm.shards.gateway import words
@@ -470,7 +470,11 @@ class RouteSession:
     def _subscriptions(self) -> tuple[SubscriptionRow, ...]:
         """What the member wants. The keys are nats-server's: 2.15 has a letter, and the cluster of leaf nodes."""
         found = []
+        room = MOST_LISTED_BYTES
         for account, subject, queue, origin in self._exchange.interest_of_member(self.link.slot, MOST_ROUTE_SUBS):
+            room -= 2 * len(subject) + 2 * len(queue)  # here, and in the key
+            if room < 0:
+                break
             words = [word for word in (account, subject, queue) if word]
             if self._owner.is_like_newer:
                 words = [b"L", origin, *words] if origin else [b"R", *words]

@@ -1,13 +1,15 @@
 """Accepted connections of one port that have not said who they are, so many at most.
 
-Where there are too many, the oldest is closed of those from the address that has most of them. So a newcomer always
-has time to say who it is, and a crowd from one address closes only its own. Knows no sockets: `give_way` closes one.
+Where there are too many, the oldest is closed of those from the host that has most of them. So a newcomer always has
+time to say who it is, and a crowd from one host closes only its own. Knows no sockets: `give_way` closes one.
 """
 
 from __future__ import annotations
 
 import logging
 from typing import TYPE_CHECKING, Protocol
+
+from gnatswarm.shards.boundary.owners import owner_of
 
 if TYPE_CHECKING:
     import asyncio
@@ -35,7 +37,7 @@ class Waiting:
     def __init__(self, loop: asyncio.AbstractEventLoop, port: str) -> None:
         self._loop = loop
         self._port = port
-        self._by_host: dict[str, dict[Stranger, None]] = {}  # oldest first
+        self._by_owner: dict[bytes, dict[Stranger, None]] = {}  # oldest first
         self._n = 0
         self._n_closed = 0  # since the last line in the log
 
@@ -48,20 +50,21 @@ class Waiting:
         """A new connection waits; one gives way to it if there are too many."""
         if self.is_full:
             self._close_one()
-        self._by_host.setdefault(stranger.host, {})[stranger] = None
+        self._by_owner.setdefault(owner_of(stranger.host), {})[stranger] = None
         self._n += 1
 
     def remove(self, stranger: Stranger) -> None:
         """It has said who it is, or has ended. A second call does nothing."""
-        waiting = self._by_host.get(stranger.host, {})
+        owner = owner_of(stranger.host)
+        waiting = self._by_owner.get(owner, {})
         if stranger in waiting:
             del waiting[stranger]
             self._n -= 1
             if not waiting:
-                del self._by_host[stranger.host]
+                del self._by_owner[owner]
 
     def _close_one(self) -> None:
-        crowded = max(self._by_host.values(), key=len)
+        crowded = max(self._by_owner.values(), key=len)
         stranger = next(iter(crowded))
         self.remove(stranger)
         stranger.give_way()

@@ -12,7 +12,7 @@ import heapq
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -22,7 +22,7 @@ from gnatswarm.shards.boundary import rows
 from gnatswarm.shards.boundary.control import SnapshotReply
 from gnatswarm.shards.boundary.pace import Pace
 from gnatswarm.shards.boundary.rows import ConnectionRow, QueueRow, SubjectRow, SubscriptionRow
-from gnatswarm.shards.clients.closed import connection_row, wall_offset_us
+from gnatswarm.shards.clients.closed import connection_row, some_subscriptions, unpacked, wall_offset_us
 from gnatswarm.shards.monitoring.hot_subjects import hot_subjects, subject_interest
 
 if TYPE_CHECKING:
@@ -40,9 +40,14 @@ logger = logging.getLogger("gnatswarm.monitoring")
 # Encoding so many rows takes a fifth of a slice (0.8 µs each).
 PART_ROWS = 64
 PART_SUBSCRIPTIONS = 256
+# A subscription with long texts counts as several, one more for so many characters: a subject may have 128 KB, a
+# message to the router 16 MB, and 200,000 subscriptions with subjects of 4 KB would take 800 MB in the router.
+TEXT_OF_ONE = 256
 # Work of one step: some 100 µs.
 STEP_ROWS = 32
 STEP_SLOTS = 256
+# Characters of subscriptions of one slow consumer.
+SLOW_TEXT = 16_384
 STEP_CACHE_SLOTS = 1024
 # Rows sorted in one step; the sorted runs are then merged.
 RUN_ROWS = 128
@@ -190,23 +195,24 @@ class Snapshots:
                 if (session := self._clients.open.get(cid)) is not None and _is_of_account(session, query)
             ]
             part.coming = [cid for cid in query.cids if self._clients.is_expected(cid)]
-        listed = waiting = 0
+        listed = weighed = waiting = 0
         for row in await self._chosen(query, pace):
             if not query.with_subs:
-                part.rows.append(msgspec.structs.replace(row, subs=()) if row.subs else row)
+                part.rows.append(msgspec.structs.replace(row, packed_subs=b"") if row.packed_subs else row)
             else:
                 session = self._clients.open.get(row.cid)
-                async for piece in _with_subscriptions(row, session, pace):
+                async for piece, weight in _with_subscriptions(row, session, pace):
                     part.rows.append(piece)
                     listed += len(piece.subs)
-                    waiting += len(piece.subs)
+                    weighed += weight
+                    waiting += weight
                     if waiting >= PART_SUBSCRIPTIONS:
                         yield part
                         part, waiting = rows.ConnectionsPart(total, []), 0
                     if query.most_subs and listed >= query.most_subs:
                         yield part
                         return
-                    if listed > MOST_SUBSCRIPTIONS:
+                    if weighed > MOST_SUBSCRIPTIONS:
                         yield rows.ConnectionsPart(total, [], is_over=True)
                         return
             if len(part.rows) >= PART_ROWS:
@@ -350,7 +356,7 @@ class Snapshots:
             subject = query.test.encode()
             counts = [census.matching(sublist, subject, 0, 0)[1] for sublist in sublists]
             yield rows.SubscriptionsPart(sum(counts), [])
-            before = 0  # matches in the sublists already done
+            before = weighed = 0  # matches in the sublists already done, and what was listed of them
             for sublist, count in zip(sublists, counts, strict=True):
                 account = sublist.account.decode()
                 at = max(0, query.offset - before)
@@ -360,7 +366,12 @@ class Snapshots:
                     if not found:  # they were removed meanwhile
                         break
                     listed = [SubscriptionRow(*fields, cid, account) for cid, fields in found]
-                    yield rows.SubscriptionsPart(sum(counts), listed)
+                    for portion, weight in _portions(listed):
+                        yield rows.SubscriptionsPart(sum(counts), portion)
+                        weighed += weight
+                        if weighed > MOST_SUBSCRIPTIONS:
+                            yield rows.SubscriptionsPart(sum(counts), [], is_over=True)
+                            return
                     at += len(found)
                     await pace()
                 before += count
@@ -368,6 +379,7 @@ class Snapshots:
         all_of_them = sum(sublist.n_subs for sublist in sublists)
         part = rows.SubscriptionsPart(all_of_them, [])
         skip, left = query.offset, query.most
+        weighed = waiting = 0
         for session in list(self._clients.open.values()):
             if left <= 0:
                 break
@@ -378,16 +390,21 @@ class Snapshots:
             if skip >= count:
                 skip -= count
                 continue
-            async for step in _subscription_steps(session, pace):
+            async for step, weight in _subscription_steps(session, pace):
                 taken = step[skip : skip + left]
                 skip = max(0, skip - len(step))
                 left -= len(taken)
                 for row in taken:
                     row.account = session.account
                 part.rows += taken
-                if len(part.rows) >= PART_SUBSCRIPTIONS:
+                weighed += weight if taken else 0
+                waiting += weight if taken else 0
+                if waiting >= PART_SUBSCRIPTIONS:
                     yield part
-                    part = rows.SubscriptionsPart(all_of_them, [])
+                    part, waiting = rows.SubscriptionsPart(all_of_them, []), 0
+                if weighed > MOST_SUBSCRIPTIONS:
+                    yield rows.SubscriptionsPart(all_of_them, [], is_over=True)
+                    return
                 if left <= 0:
                     break
         yield part
@@ -421,12 +438,13 @@ class Snapshots:
     async def _queues(self, query: rows.QueuesQuery, pace: Pace) -> AsyncIterator[rows.QueuesPart]:
         part = rows.QueuesPart([])
         left = query.most
+        waiting = 0
         for session in list(self._clients.open.values()):
             await pace()
             if not session.connection.subscriptions:
                 continue
             name = connection_row(session, 0).name
-            async for step in _subscription_steps(session, pace, queued_only=True):
+            async for step, weight in _subscription_steps(session, pace, queued_only=True):
                 if len(step) > left:
                     part.is_over = True
                 part.rows += [
@@ -434,9 +452,10 @@ class Snapshots:
                     for row in step[:left]
                 ]
                 left -= len(step)
-                if len(part.rows) >= PART_SUBSCRIPTIONS:
+                waiting += weight
+                if waiting >= PART_SUBSCRIPTIONS:
                     yield part
-                    part = rows.QueuesPart([], part.is_over)
+                    part, waiting = rows.QueuesPart([], part.is_over), 0
             if left < 0:
                 break
         yield part
@@ -497,13 +516,13 @@ class Snapshots:
         for row in behind:
             still_open = self._clients.open.get(row.cid)
             if still_open is not None:
-                step, _next = census.subscriptions(still_open.connection, 0, STEP_SLOTS)
-                row.subs = tuple(SubscriptionRow(*one, row.cid) for one in step)
+                some = some_subscriptions(still_open.connection, STEP_SLOTS, SLOW_TEXT)
+                row.subs = tuple(SubscriptionRow(*one, row.cid) for one in some)
             await pace()
         past = list(self._clients.closed.slow)[-query.most :]
         past.reverse()
         for at in range(0, max(1, len(behind), len(past)), STEP_ROWS):
-            yield rows.SlowPart(behind[at : at + STEP_ROWS], past[at : at + STEP_ROWS])
+            yield rows.SlowPart(behind[at : at + STEP_ROWS], [unpacked(row) for row in past[at : at + STEP_ROWS]])
 
     async def _leaf_rows(self, query: rows.LeafsQuery) -> AsyncIterator[rows.Part]:
         for row in self._leafs(query.subs):
@@ -550,17 +569,29 @@ async def _nothing() -> AsyncIterator[rows.Part]:
 
 async def _subscription_steps(
     session: ClientSession, pace: Pace, *, queued_only: bool = False
-) -> AsyncIterator[list[SubscriptionRow]]:
-    """All subscriptions of a client, in steps."""
+) -> AsyncIterator[tuple[list[SubscriptionRow], int]]:
+    """All subscriptions of a client, in steps, each with what it counts as."""
     at = 0
     while True:
         found, at = census.subscriptions(session.connection, at, STEP_SLOTS, queued_only)
         cid = session.connection.cid
-        if found:
-            yield [SubscriptionRow(*row, cid) for row in found]
+        for portion in _portions([SubscriptionRow(*row, cid) for row in found]):
+            yield portion
         if not at:
             return
         await pace()
+
+
+def _portions(found: list[SubscriptionRow]) -> Iterator[tuple[list[SubscriptionRow], int]]:
+    """All of them in order, each time about as many as go into a part, and what these count as."""
+    start = weight = 0
+    for end, row in enumerate(found, 1):
+        weight += 1 + (len(row.subject) + len(row.queue) + len(row.sid)) // TEXT_OF_ONE
+        if weight >= PART_SUBSCRIPTIONS:
+            yield found[start:end], weight
+            start, weight = end, 0
+    if weight:
+        yield found[start:], weight
 
 
 def _is_of_account(one: ClientSession | ConnectionRow, query: rows.ConnectionsQuery) -> bool:
@@ -569,16 +600,18 @@ def _is_of_account(one: ClientSession | ConnectionRow, query: rows.ConnectionsQu
 
 async def _with_subscriptions(
     row: ConnectionRow, session: ClientSession | None, pace: Pace
-) -> AsyncIterator[ConnectionRow]:
-    """The row with its subscriptions; several rows when there are many."""
+) -> AsyncIterator[tuple[ConnectionRow, int]]:
+    """The row with its subscriptions, and what they count as; several rows when there are many."""
     if session is None or row.stop_us:
-        yield row
+        whole = unpacked(row)
+        yield whole, max(len(whole.subs), len(row.packed_subs) // TEXT_OF_ONE)
         return
     # A copy, so that its subscriptions are freed once it is sent: long-lived objects trigger garbage collections.
-    piece = msgspec.structs.replace(row, subs=())
-    async for step in _subscription_steps(session, pace):
+    piece, waiting = msgspec.structs.replace(row, subs=()), 0
+    async for step, weight in _subscription_steps(session, pace):
         piece.subs = (*piece.subs, *step)
-        if len(piece.subs) >= PART_SUBSCRIPTIONS:
-            yield piece
-            piece = msgspec.structs.replace(row, subs=())
-    yield piece
+        waiting += weight
+        if waiting >= PART_SUBSCRIPTIONS:
+            yield piece, waiting
+            piece, waiting = msgspec.structs.replace(row, subs=()), 0
+    yield piece, waiting

@@ -1,13 +1,15 @@
 """The heaviest subjects of a shard's last windows, kept in memory for monitoring.
 
-Bounded: at most MOST_KEPT subjects of each window, some 4 MB in all; very little on a broker with few subjects. Filled
-by the recorder, read by `shards.monitoring.hot_subjects`.
+Bounded: at most MOST_KEPT subjects of each window, none of them longer than MOST_SUBJECT_BYTES, so some 4 MB in all,
+and 10 MB if all are that long; very little on a broker with few subjects. Filled by the recorder, read by
+`shards.monitoring.hot_subjects`.
 """
 
 from __future__ import annotations
 
 import heapq
 import operator
+import sys
 from collections import deque
 from collections.abc import Iterable
 
@@ -16,6 +18,9 @@ import msgspec
 # A minute of windows of the default length.
 MOST_WINDOWS = 6
 MOST_KEPT = 1000
+# As Python keeps it: with some 50 bytes around it, and two or four a character where one of them is not of Latin-1. A
+# subject may have as many as a control line; those without a row are in the sum of all others.
+MOST_SUBJECT_BYTES = 1024
 
 
 class WindowCounts(msgspec.Struct, frozen=True, gc=False):
@@ -58,7 +63,10 @@ def weight(row: SubjectCounts) -> int:
 
 
 class Heaviest:
-    """Keeps the heaviest `most` of the rows added; `left_out_msgs` is the number of messages of the others."""
+    """Keeps the heaviest `most` of the rows added, but for those with long subjects.
+
+    `left_out` and `left_out_msgs` are the number of the others, and of their messages.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -69,6 +77,10 @@ class Heaviest:
     def add(self, account: str, rows: Iterable[SubjectCounts]) -> None:
         """Add rows; each subject of an account may be added once."""
         for row in rows:
+            if sys.getsizeof(row.subject) > MOST_SUBJECT_BYTES:
+                self.left_out_msgs += row.msgs
+                self.left_out += 1
+                continue
             entry = (weight(row), account, row)
             if len(self._heap) < self._most:
                 heapq.heappush(self._heap, entry)

@@ -8,6 +8,7 @@ from gnatswarm.broker.tally import Tally
 from tests.support.engine import Engine
 
 MSGS, OTHER_MSGS = 2, 0
+MOST_BYTES = 64 << 20  # of all tallies of a process
 
 
 def contents(tally: Tally) -> dict[str, tuple[int, int]]:
@@ -119,3 +120,32 @@ def test_a_tally_is_empty_until_something_is_counted_in_a_row_or_beside():
     tally = Tally(4)
     tally.note(b"s", 0, deliveries=1)
     assert not tally.is_empty
+
+
+def test_the_tallies_of_many_accounts_have_no_more_than_one_shard_can_write():
+    """24 accounts with 4,096 subjects of 3.9 KB each made a shard grow by 1.2 GB, and it was killed as hung."""
+    tallies = [Tally(4096) for _ in range(24)]
+    truth: dict[bytes, int] = {}
+    for n in range(4096):
+        subject = b"%d.%b" % (n, b"x" * 3900)
+        for tally in tallies:
+            tally.note(subject, n)
+        truth[subject] = n
+    assert sum(tally.bytes for tally in tallies) < 2 * MOST_BYTES
+    light = Tally(4096)
+    for n in range(200):
+        light.note(b"%d" % n, 1)
+    assert light.count == 200  # its share is for it alone
+    for tally in tallies:
+        total, other = tally.settle()
+        rows = contents(tally)
+        assert total[OTHER_MSGS] == sum(truth.values()) == sum(msgs for _, msgs in rows.values()) + other[OTHER_MSGS]
+        for subject, n in truth.items():
+            error, msgs = rows.get(subject.decode(), (0, 0))
+            assert msgs <= n and (msgs + error >= n or not msgs)
+        assert b"4095.%b" % (b"x" * 3900) in {subject.encode() for subject in rows}
+    del tallies, tally
+    again = Tally(4096)
+    for n in range(4096):
+        again.note(b"%d.%b" % (n, b"x" * 3900), 1)
+    assert again.count == 4096

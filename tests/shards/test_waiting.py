@@ -46,6 +46,20 @@ def test_a_newcomer_is_let_in_and_the_oldest_of_the_address_with_the_most_goes()
     assert waiting.is_full
 
 
+def test_a_crowd_from_the_addresses_of_one_host_closes_only_its_own() -> None:
+    early = Stranger("2001:db8:0:1::1")
+    crowd = [Stranger(f"2001:db8::{number:x}") for number in range(2 * MOST_WAITING)]
+    waiting = waiting_with(Loop(), early, *crowd)
+    assert not early.has_gone
+    kept = MOST_WAITING - 1
+    assert [stranger.has_gone for stranger in crowd] == [True] * (len(crowd) - kept) + [False] * kept
+    for stranger in crowd[-kept:]:
+        waiting.remove(stranger)
+    for _ in range(kept):
+        waiting.add(Stranger("2001:db8::1"))
+    assert waiting.is_full and not early.has_gone
+
+
 def test_who_has_said_who_it_is_does_not_wait() -> None:
     known = [Stranger("6.6.6.6") for _ in range(MOST_WAITING)]
     waiting = waiting_with(Loop(), *known)

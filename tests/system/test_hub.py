@@ -19,6 +19,7 @@ from typing import Any
 import bcrypt
 import pytest
 
+from gnatswarm.shards.boundary.rows import MOST_LISTED_BYTES
 from gnatswarm.shards.gateway.leaf import LASTED_S
 from tests.support.asking import ask
 from tests.support.authority import Authority
@@ -717,6 +718,24 @@ async def test_leafz_and_varz_tell_of_the_leaf_nodes(tree: Tree) -> None:
     assert not any("subscriptions_list" in row for row in page["leafs"])
     assert varz["leafnodes"] >= len(LEAVES)  # (those of other tests may come and go)
     assert varz["leaf"] == {"host": "127.0.0.1", "port": hub_port(tree.hub), "auth_timeout": 2, "tls_timeout": 2}
+
+
+async def test_a_leaf_node_with_long_subjects_is_shown_with_some_of_them(tree: Tree) -> None:
+    """All of them were 20 MB, more than the gateway can tell at once: the page showed no leaf node at all."""
+    monitoring = tree.hub.log.wait_line(r"http monitor on \S*:(\d+)")[1]
+    leaf = await by_hand(hub_port(tree.hub), {"name": "hand", "user": "b", "pass": "p"})
+    for number in range(5000):
+        leaf.say(f"LS+ {number}.{'s' * 4000}\r\n")
+    leaf.say("PING\r\n")
+    await leaf.until(b"PONG\r\n")
+
+    def fetch() -> dict[str, Any]:
+        with urllib.request.urlopen(f"http://127.0.0.1:{monitoring}/leafz?subs=1&acc=B", timeout=10) as answer:
+            return dict(json.load(answer))
+
+    (own,) = [row for row in (await asyncio.to_thread(fetch))["leafs"] if row["subscriptions"] == 5000]
+    assert MOST_LISTED_BYTES - 5000 < sum(map(len, own["subscriptions_list"])) <= MOST_LISTED_BYTES
+    leaf.writer.close()
 
 
 @pytest.mark.parametrize("kind", ["gnatswarm-1", "nats-server", "gnatswarm-1-as-2.15", "nats-server-2.15"])

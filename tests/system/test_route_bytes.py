@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from gnatswarm.shards.boundary.rows import MOST_LISTED_BYTES
 from tests.support.raw_route import Heard, RawRoute, connect, hello
 from tests.support.servers import Broker
 from tests.support.turns import until
@@ -742,4 +743,16 @@ async def test_a_page_lists_what_a_member_wants(kind: str, start: Start, net: Ne
         (answer,) = await asker.messages(1, DEADLINE_S)
         (row, *_) = [one for one in json.loads(answer.payload)["data"]["routes"] if one["subscriptions"]]
         assert [name for name in row if name.startswith("subscriptions_")] == [f"subscriptions{key}"] * bool(key)
+    route.close()
+
+
+async def test_a_member_with_long_subjects_is_shown_with_some_of_them(start: Start) -> None:
+    """All of them were 24 MB, more than the gateway can tell at once: the page showed no member at all."""
+    broker = start("gnatswarm-1", cluster_config("here", more=ACCOUNTS))
+    route = await RawRoute.dial(route_port(broker), "raw", system="SYS")
+    await route.talk("".join(f"RS+ PLAIN {number}.{'s' * 4000}\r\n" for number in range(3000)))
+    rows = (await asyncio.to_thread(page, broker, "/routez?subs=1"))["routes"]
+    (row,) = [row for row in rows if row["remote_id"] == "raw" and row["subscriptions"]]
+    assert row["subscriptions"] == 3000
+    assert MOST_LISTED_BYTES - 10_000 < 2 * sum(map(len, row["subscriptions_list"])) <= MOST_LISTED_BYTES
     route.close()

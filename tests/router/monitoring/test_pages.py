@@ -147,6 +147,9 @@ async def test_more_subscriptions_than_a_page_may_show_are_refused() -> None:
     site.shards.answers[1, rows.ConnectionsQuery] = lambda _query: [rows.ConnectionsPart(1, [], is_over=True)]
     with pytest.raises(BadQuery, match="too many subscriptions"):
         await site.get("/connz", "subs=1")
+    site.shards.answers[1, rows.SubscriptionsQuery] = lambda _query: [rows.SubscriptionsPart(1, [], is_over=True)]
+    with pytest.raises(BadQuery, match="too many long subscriptions"):
+        await site.get("/subsz", "subs=1")
 
 
 async def test_a_page_of_subscriptions_goes_on_where_the_shard_before_ended() -> None:

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from gnatswarm.router.monitoring import places as places_module
-from gnatswarm.router.monitoring.places import RESERVED, Doing, Place, Places, owner_of
+from gnatswarm.router.monitoring.places import RESERVED, Doing, Place, Places
 
 
 class Room:
@@ -75,17 +75,3 @@ def test_who_does_not_take_its_answer_gives_way_after_a_while(monkeypatch: pytes
     now_s += places_module.UNTAKEN_S + 0.1
     assert not room.come("10.0.0.3").is_reserved
     assert room.cut == [slow]
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "is_same"),
-    [
-        ("10.0.0.1", "10.0.0.2", False),
-        ("::ffff:10.0.0.1", "10.0.0.1", True),
-        ("2001:db8::1", "2001:db8::ffff", True),
-        ("2001:db8:0:1::1", "2001:db8:0:2::1", False),
-        ("fe80::1%eth0", "fe80::2%eth0", True),
-    ],
-)
-def test_one_owner_has_one_ipv4_address_or_one_network_of_ipv6(one: str, other: str, is_same: bool):
-    assert (owner_of(one) == owner_of(other)) is is_same

@@ -103,6 +103,19 @@ async def test_there_is_a_bound_and_one_address_cannot_fill_it_for_others(verdic
     assert all(len(client.answers) == 1 for client in attacker[:MOST_WAITING])
 
 
+async def test_all_addresses_of_one_network_of_ipv6_are_one(verdicts):
+    passwords = Passwords(verdicts)
+    attacker = [Client(f"2001:db8::{number:x}") for number in range(MOST_WAITING + 10)]
+    taken = [passwords.ask(question(f"bad {number}"), client) for number, client in enumerate(attacker)]
+    assert taken == [True] * MOST_WAITING + [False] * 10
+    honest = Client("2001:db8:0:1::1")
+    assert passwords.ask(question("good"), honest)
+    await until(lambda: bool(honest.answers))
+    assert honest.answers == [True]
+    assert passwords.compared <= 3
+    passwords.close()
+
+
 async def test_addresses_take_turns(verdicts):
     passwords = Passwords(verdicts)
     order: list[str] = []

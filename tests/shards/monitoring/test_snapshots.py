@@ -23,12 +23,15 @@ from gnatswarm.shards.monitoring.snapshots import (
     MOST_WAITING,
     PART_ROWS,
     PART_SUBSCRIPTIONS,
+    SLOW_TEXT,
     STEP_ROWS,
     STEP_SLOTS,
+    TEXT_OF_ONE,
     UNREAD_POLL_S,
     Snapshots,
 )
 from tests.support.one_shard import Client, OneShard
+from tests.support.turns import until
 
 WITHIN_S = 20
 
@@ -285,6 +288,86 @@ async def test_who_is_behind_is_shown_with_what_it_subscribed_to(asked: Asked) -
     part = await asked.part(rows.SlowQuery(least_pending_bytes=10_000_000), rows.SlowPart)
     assert part.present == []
     behind.close()
+
+
+LONG = "s" * 4000
+
+
+def long_subscriptions(count: int) -> bytes:
+    return b"".join(f"SUB {LONG}{number} q {number}\r\n".encode() for number in range(count))
+
+
+@pytest.mark.parametrize(
+    ("query", "kind"),
+    [
+        (ConnectionsQuery(with_subs=True), rows.ConnectionsPart),
+        (rows.SubscriptionsQuery(), rows.SubscriptionsPart),
+        (rows.SubscriptionsQuery(test="found"), rows.SubscriptionsPart),
+        (rows.QueuesQuery(), rows.QueuesPart),
+    ],
+)
+async def test_a_part_with_long_subjects_is_not_larger_than_others(
+    asked: Asked, query: rows.Query, kind: type[rows.PageStruct]
+) -> None:
+    same = b"".join(f"SUB found q {number}{LONG}\r\n".encode() for number in range(100))
+    await asked.client("ann", long_subscriptions(300) + same)
+    replies = await asked.router.wait_last(asked.ask(query))
+    assert sum(len(reply.body) for reply in replies) > 100 * len(LONG)
+    assert max(len(reply.body) for reply in replies) < 3 * PART_SUBSCRIPTIONS * TEXT_OF_ONE
+    parts = [msgspec.msgpack.decode(reply.body, type=kind) for reply in replies[:-1]]
+    found = [row for part in parts for row in part.rows]  # type: ignore[attr-defined]
+    if kind is rows.ConnectionsPart:
+        found = [sub for row in found for sub in row.subs]
+    told = 100 if isinstance(query, rows.SubscriptionsQuery) and query.test else 400
+    assert len({row.sid for row in found}) == len(found) == told
+
+
+@pytest.mark.parametrize(
+    ("query", "kind"),
+    [
+        (ConnectionsQuery(with_subs=True), rows.ConnectionsPart),
+        (rows.SubscriptionsQuery(), rows.SubscriptionsPart),
+        (rows.SubscriptionsQuery(test="found"), rows.SubscriptionsPart),
+    ],
+)
+async def test_a_page_has_fewer_long_subjects(
+    asked: Asked, monkeypatch: pytest.MonkeyPatch, query: rows.Query, kind: type[Any]
+) -> None:
+    """Not 1,000 with 4 KB each where 1,000 with short ones are allowed."""
+    monkeypatch.setattr(module, "MOST_SUBSCRIPTIONS", 1000)
+    short = b"".join(b"SUB found %d\r\n" % number for number in range(500))
+    client = await asked.client("ann", short)
+    assert not any(part.is_over for part in await asked.parts(query, kind))
+    same = b"".join(f"SUB found x{number}{LONG}\r\n".encode() for number in range(400))
+    await client.talk(same + b"PING\r\n")
+    replies = await asked.router.wait_last(asked.ask(query))
+    assert msgspec.msgpack.decode(replies[-2].body, type=kind).is_over
+    assert sum(len(reply.body) for reply in replies) < 5 * 1000 * TEXT_OF_ONE
+
+
+async def test_closed_connections_have_their_subscriptions_where_they_are_asked_for(asked: Asked) -> None:
+    client = await asked.client("ann", b"SUB a.> 1\r\nSUB b workers 2\r\n")
+    client.close()
+    await until(lambda: not asked.one.shard.clients.open)
+    for with_subs in (True, False):
+        query = ConnectionsQuery(state="closed", with_subs=with_subs)
+        (reply, _last) = await asked.router.wait_last(asked.ask(query))
+        assert (b"workers" in reply.body) is with_subs
+        (row,) = msgspec.msgpack.decode(reply.body, type=rows.ConnectionsPart).rows
+        assert (row.subscriptions, row.packed_subs) == (2, b"")
+        told = {("a.>", "", "1"), ("b", "workers", "2")} if with_subs else set()
+        assert {(sub.subject, sub.queue, sub.sid) for sub in row.subs} == told
+
+
+async def test_slow_consumers_with_long_subjects_fit_into_a_message(asked: Asked) -> None:
+    behind = [await asked.client("ann", b"SUB a 1\r\n" + long_subscriptions(50)) for _ in range(STEP_ROWS)]
+    publisher = await asked.client("ann")
+    publish = b"PUB a 60000\r\n" + b"x" * 60_000 + b"\r\n"
+    await publisher.talk(publish * 50 + b"PING\r\n")
+    (reply, _last) = await asked.router.wait_last(asked.ask(rows.SlowQuery()))
+    part = msgspec.msgpack.decode(reply.body, type=rows.SlowPart)
+    assert len(part.present) == len(behind) == STEP_ROWS
+    assert all(0 < sum(len(sub.subject) for sub in row.subs) <= SLOW_TEXT for row in part.present)
 
 
 async def test_one_without_links_has_none(asked: Asked) -> None:
