@@ -86,7 +86,10 @@ class Scribe:
         self._thread.start()
 
     def put(self, block: WindowRows) -> None:
-        """Queue this block for writing; returns at once. While the disk hangs all but the newest that are queued are lost."""
+        """Queue this block for writing; returns at once.
+
+        While the disk hangs the oldest that are queued are lost, but never the newest.
+        """
         self._queue.put(block)
         self._queued_bytes += block.size
         while self._queued_bytes - self._taken_bytes > MOST_BACKLOG_BYTES and self._queue.qsize() > 1:

@@ -48,14 +48,18 @@ def test_what_the_headers_of_a_trace_say_is_in_the_event(lines, shown):
     assert traced(f"NATS/1.0\r\n{lines}\r\n\r\n".encode()) == shown
 
 
+def header(fields: list[str]) -> bytes:
+    return "\r\n".join(["NATS/1.0", *fields, "", ""]).encode()
+
+
 def test_what_is_too_long_is_not_kept_until_the_reply_comes():
     fields = ["uber-trace-id: 1:2:3:f1", "uberctx-a: " + "x" * 900_000, "uberctx-b: y"]
-    assert traced(("NATS/1.0\r\n%s\r\n\r\n" % "\r\n".join(fields)).encode()) == {
+    assert traced(header(fields)) == {
         "Uber-Trace-Id": ["1:2:3:f1"],
         "Uberctx-B": ["y"],
     }
     fields = ["uber-trace-id: 1:2:3:f1", *(f"uberctx-{n}: " for n in range(50_000)), "uberctx-0: "]
-    kept = traced(("NATS/1.0\r\n%s\r\n\r\n" % "\r\n".join(fields)).encode())
+    kept = traced(header(fields))
     assert kept is not None and 50 < len(kept) < 200
 
 
