@@ -76,7 +76,7 @@ cdef class Tally:
     cdef Table rows
     cdef Counts other                # of subjects without a row, or no longer with one
     cdef Row *folded[N_FOLDED]       # the rows of one-time subjects, by rule; NULL: not looked up yet
-    cdef readonly size_t bytes       # of rows
+    cdef readonly size_t row_bytes
     cdef uint64_t floor              # no subject without a row has a greater weight than this
 
     # Adds counts of a subject; a one-time subject is counted under its rule's name.

@@ -93,14 +93,14 @@ cdef class Tally:
     cdef void add_bytes(self, int64 size) noexcept:
         """Of rows, or less."""
         global tallies_bytes, n_filled
-        n_filled -= self.bytes != 0
-        self.bytes += <size_t>size
+        n_filled -= self.row_bytes != 0
+        self.row_bytes += <size_t>size
         tallies_bytes += <size_t>size
-        n_filled += self.bytes != 0
+        n_filled += self.row_bytes != 0
 
     cdef bint is_surplus(self) noexcept:
         """All tallies together have too much, and this one has more than its share."""
-        return tallies_bytes > MOST_TALLIES_BYTES and self.bytes > MOST_TALLIES_BYTES // (n_filled + 1)
+        return tallies_bytes > MOST_TALLIES_BYTES and self.row_bytes > MOST_TALLIES_BYTES // (n_filled + 1)
 
     cdef void add(self, const uint8_t *subject, size_t size, uint32_t hash, const Counts *counts) noexcept:
         cdef Row *row

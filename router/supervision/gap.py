@@ -58,7 +58,7 @@ def _write(directory: str, row: GapRecord) -> None:
         statfile.adopt_orphans(directory)  # finish its last file, even if the shard is not restarted
         file = statfile.StatFile(directory, name, row.window_start_us)
         try:
-            file.append(msgspec.json.encode(row) + b"\n")
+            file.append([msgspec.json.encode(row) + b"\n"])
         finally:
             file.finish()
     except OSError as error:

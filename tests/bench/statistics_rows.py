@@ -144,7 +144,7 @@ def write(
                         file = statfile.StatFile(directory, statfile.file_name(*name, number), start_us)
                     lines = client_lines(window, clients, shards, totals)
                     lines += window_lines(window, subjects, shards, k, totals)
-                    file.append(b"\n".join(lines) + b"\n")
+                    file.append([b"\n".join(lines) + b"\n"])
                     totals["windows"] += 1
                 if file is not None:
                     totals["files"] += 1

@@ -262,9 +262,7 @@ def test_a_message_is_read_as_it_was_written(account, subject, reply, queues, he
 
 @given(data=st.binary(max_size=400))
 def test_no_bytes_make_it_stumble(data):
-    assert parse_route(data)["op"] in {
-        "MORE", "BAD", "MSG", "QUEUE_MSG", "SUB", "UNSUB", "QUEUE_ACK", "PING", "PONG", "INFO", "CONNECT", "ERR"
-    }  # fmt: skip
+    assert parse_route(data)["op"]
 
 
 @given(

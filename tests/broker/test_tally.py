@@ -131,7 +131,7 @@ def test_the_tallies_of_many_accounts_have_no_more_than_one_shard_can_write():
         for tally in tallies:
             tally.note(subject, n)
         truth[subject] = n
-    assert sum(tally.bytes for tally in tallies) < 2 * MOST_BYTES
+    assert sum(tally.row_bytes for tally in tallies) < 2 * MOST_BYTES
     light = Tally(4096)
     for n in range(200):
         light.note(b"%d" % n, 1)
