@@ -768,7 +768,9 @@ cdef class Fanout:
         entry.counts.out_bytes += out_bytes
         if touched:
             entry.counts.link_out += <uint32_t>(self.link_out_msgs - frames)
-        if unlikely((entry.counts.msgs | entry.counts.deliveries | entry.counts.link_out) >> 31):
+            if unlikely(entry.counts.link_out >> 31):
+                sublist.book(entry)
+        if unlikely((entry.counts.msgs | entry.counts.deliveries) >> 31):
             sublist.book(entry)
         self.in_msgs += publish.count
         self.in_bytes += in_bytes
