@@ -225,7 +225,8 @@ cdef extern from *:
     }
 
     /* For the router alone. Slots that were freed, have no place, and are on the way to no key are as if they had never
-       been used. A key that is put in meanwhile is behind none of them: it would be in it. `passed`: `size` zeros. */
+       been used. Not at once when they are freed: who looked for room before that would put its key behind them.
+       `passed`: `size` zeros. */
     static inline void page_tidy_keys(uint64_t *keys, unsigned size, const uint32_t *places, char *passed) {
         for (unsigned at = 0; at < size; at++) {
             uint64_t key = page_load_key(keys, at);

@@ -183,6 +183,8 @@ cdef class Page:
         cdef PageLayout* page = self.layout
         cdef unsigned at, freed = 0
         cdef uint64_t key
+        page_tidy_keys(page.account_keys, PAGE_ACCOUNT_KEYS, page.account_places, bytearray(PAGE_ACCOUNT_KEYS))
+        page_tidy_keys(page.publisher_keys, PAGE_PUBLISHERS, NULL, bytearray(PAGE_PUBLISHERS))
         kept = {key_of(name) for name in accounts}
         for at in range(PAGE_ACCOUNT_KEYS):
             key = page_load_key(page.account_keys, at)
@@ -192,7 +194,6 @@ cdef class Page:
             slot = page_key_slot(page.account_keys, PAGE_ACCOUNT_KEYS, key)
             if slot >= 0 and not page.account_places[<unsigned> slot]:
                 freed = page_pass_place(page, freed, <unsigned> slot)
-        page_tidy_keys(page.account_keys, PAGE_ACCOUNT_KEYS, page.account_places, bytearray(PAGE_ACCOUNT_KEYS))
         kept = {key_of(name) for name in publishers}
         for at in range(PAGE_PUBLISHERS):
             key = page_load_key(page.publisher_keys, at)
@@ -200,7 +201,6 @@ cdef class Page:
                 page_store(&page.publisher_paid[at][0], 0)
                 page_store(&page.publisher_paid[at][1], 0)
                 page_free_key(page.publisher_keys, at)
-        page_tidy_keys(page.publisher_keys, PAGE_PUBLISHERS, NULL, bytearray(PAGE_PUBLISHERS))
 
     def account_connections(self, int place):
         """Connections of an account, on all shards."""
