@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 from gnatswarm.broker.tally import Tally
@@ -132,10 +133,6 @@ def test_the_tallies_of_many_accounts_have_no_more_than_one_shard_can_write():
             tally.note(subject, n)
         truth[subject] = n
     assert sum(tally.row_bytes for tally in tallies) < 2 * MOST_BYTES
-    light = Tally(4096)
-    for n in range(200):
-        light.note(b"%d" % n, 1)
-    assert light.count == 200  # its share is for it alone
     for tally in tallies:
         total, other = tally.settle()
         rows = contents(tally)
@@ -149,3 +146,15 @@ def test_the_tallies_of_many_accounts_have_no_more_than_one_shard_can_write():
     for n in range(4096):
         again.note(b"%d.%b" % (n, b"x" * 3900), 1)
     assert again.count == 4096
+
+
+def test_an_account_with_few_subjects_keeps_them_whatever_others_have():
+    others = [Tally(100_000) for _ in range(2)]
+    for n in itertools.count():
+        others[n % 2].note(b"%d.%b" % (n, b"x" * 3900), 1)
+        if sum(one.row_bytes for one in others) > MOST_BYTES:
+            break
+    light = Tally(4096)
+    for n in range(200):
+        light.note(b"%d" % n, 1)
+    assert light.count == 200
