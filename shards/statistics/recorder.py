@@ -22,7 +22,7 @@ from gnatswarm.shards.boundary import records
 from gnatswarm.shards.boundary.pace import Pace
 from gnatswarm.shards.boundary.process_use import process_use
 from gnatswarm.shards.statistics.client_rows import Client, ClientRows, rest_line
-from gnatswarm.shards.statistics.scribe import FILE_MARK, Scribe, WindowRows
+from gnatswarm.shards.statistics.scribe import FILE_MARK, LOST_MARK, Scribe, WindowRows
 from gnatswarm.shards.statistics.subject_history import (
     MOST_KEPT,
     Heaviest,
@@ -116,7 +116,6 @@ class Recorder:
         self._by_peer: dict[int, _LinkWindow] = {}
         self._slow: list[ConnectionRow] = []
         self._counters = self._running_counters()
-        self._lost_windows = 0
         self._steps: Iterator[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
@@ -407,7 +406,6 @@ class Recorder:
         lags, self._lags_us = sorted(self._lags_us), []
         before, self._counters = self._counters, self._running_counters()
         cpu_s, slow_consumers, stalls = (a - b for a, b in zip(self._counters, before, strict=True))
-        lost, self._lost_windows = self._scribe.lost_windows - self._lost_windows, self._scribe.lost_windows
         found.append(
             records.ShardRecord(
                 **window,  # type: ignore[arg-type]
@@ -432,7 +430,7 @@ class Recorder:
                 resident_bytes=process_use(os.getpid()).resident_bytes,
                 slow_consumers=int(slow_consumers),
                 stalls=int(stalls),
-                lost_windows=lost,
+                lost_windows=LOST_MARK,
                 refused_msgs=refused[0],
                 refused_bytes=refused[1],
             )

@@ -38,7 +38,7 @@ class WindowRows(msgspec.Struct, frozen=True):
 
     start_us: int
     end_us: int
-    blocks: list[bytes]  # of whole lines, with `FILE_MARK` where the file's number belongs
+    blocks: list[bytes]  # of whole lines, with `FILE_MARK` where the file's number belongs, and `LOST_MARK`
     on_written: Callable[[], None]
 
     @property
@@ -47,9 +47,12 @@ class WindowRows(msgspec.Struct, frozen=True):
         return sum(map(len, self.blocks))
 
 
-# A row's file number is known only when it is written; until then it is this number, which no counter has.
+# A row's file number, and how many windows were lost since the last one that was written, are known only when it is
+# written; until then they are these numbers, which no counter has.
 FILE_MARK = -977_977_977
-_MARK = b'"file":%d,' % FILE_MARK
+LOST_MARK = -977_977_978
+_FILE = b'"file":%d,' % FILE_MARK
+_LOST = b'"lost_windows":%d,' % LOST_MARK
 
 
 class Scribe:
@@ -77,6 +80,7 @@ class Scribe:
         self._backlog_bytes = 0
         self._is_paused = False  # the disk refuses writes
         self._is_late = False  # the disk hangs; set by the event loop, and taken back by the thread
+        self._told_lost = 0  # windows that rows in files say were lost
         self._lost = 0  # windows; written by the thread alone, …
         self._taken_bytes = 0  # … as is what it has taken from the queue
         self._displaced = 0  # windows; written by the event loop alone, …
@@ -160,8 +164,11 @@ class Scribe:
             self._number += 1
             name = statfile.file_name(*self._names, self._number)
             self._file = statfile.StatFile(self._directory, name, block.start_us)
+        lost = self.lost_windows
+        told = b'"lost_windows":%d,' % (lost - self._told_lost)
         number = b'"file":%d,' % self._number
-        self._file.append(lines.replace(_MARK, number) for lines in block.blocks)
+        self._file.append(lines.replace(_FILE, number).replace(_LOST, told) for lines in block.blocks)
+        self._told_lost = lost
         block.on_written()
 
     def _finish_if_due(self, block: WindowRows) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 import threading
 import time
@@ -17,7 +18,7 @@ import zstandard
 
 from gnatswarm.shards.boundary import statfile
 from gnatswarm.shards.statistics import scribe as scribe_module
-from gnatswarm.shards.statistics.scribe import FILE_MARK, Scribe, WindowRows
+from gnatswarm.shards.statistics.scribe import FILE_MARK, LOST_MARK, Scribe, WindowRows
 from tests.support.servers import wait_until
 
 START_US = 1_770_000_000_000_000
@@ -300,6 +301,7 @@ def test_what_a_disk_that_hangs_does_not_take_is_bounded_and_counted(
 ):
     """Its first write returns when fifty windows wait: the first of them, and those that fit behind it, are kept."""
     monkeypatch.setattr(scribe_module, "MOST_BACKLOG_BYTES", 1000)
+    rows = LINE * 9 + b'{"lost_windows":%d,"a":1}\n' % LOST_MARK
     write, hangs, ends = os.write, threading.Event(), threading.Event()
     written: list[int] = []
 
@@ -312,14 +314,14 @@ def test_what_a_disk_that_hangs_does_not_take_is_bounded_and_counted(
     scribe = Scribe(tmp_path, broker="B", shard=0, boot="boot")
 
     def put(i: int) -> None:
-        of_i = block(START_US + i * SECOND_US, LINE * 10, SECOND_US)
+        of_i = block(START_US + i * SECOND_US, rows, SECOND_US)
         scribe.put(msgspec.structs.replace(of_i, on_written=lambda: written.append(i)))
 
     put(0)
     assert hangs.wait(30.0)
     for i in range(1, 50):
         put(i)
-    kept = 1000 // len(LINE * 10)
+    kept = 1000 // len(rows)
     assert scribe._queue.qsize() == kept
     assert scribe.lost_windows == 49 - kept
     ends.set()
@@ -330,6 +332,8 @@ def test_what_a_disk_that_hangs_does_not_take_is_bounded_and_counted(
     assert scribe.lost_windows == 49 - kept
     [path] = finished(tmp_path)
     assert text(path).count(b"\n") == (kept + 2) * 10
+    told = [int(found) for found in re.findall(rb'"lost_windows":(-?\d+)', text(path))]
+    assert len(told) == kept + 2 and sum(told) == 49 - kept
     assert [record.getMessage() for record in caplog.records] == [
         f"Statistics pause: cannot write to {tmp_path}: the disk takes too long; the broker goes on",
         f"Statistics go on: {49 - kept} windows were lost",
