@@ -15,8 +15,8 @@ import orjson
 from gnatswarm.broker.message_trace import CLIENT
 from gnatswarm.broker.options import Options
 from gnatswarm.probes.engine import Probe
-from gnatswarm.shards.clients.message_tracing import MessageTracing
 from tests.simulation.history import NEVER, Message, Subscription
+from tests.support.traces import AllWanted
 
 DESTINATION = b"Nats-Trace-Dest"
 NO_DESTINATION = b"Nats-Trace-Dost"  # as long, and asks for nothing
@@ -75,7 +75,7 @@ class Traces:
     def begin(self, probe: Probe, options: Options) -> None:
         """Trace messages at this shard."""
         assert probe.mesh is not None
-        probe.fanout.tracing = MessageTracing(options, probe.mesh, self, self._known)  # type: ignore[arg-type]
+        probe.fanout.tracing = AllWanted(options, probe.mesh, self, self._known)  # type: ignore[arg-type]
 
     def named(self) -> dict[str, str]:
         """The member `server` of a document."""
