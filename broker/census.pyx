@@ -132,19 +132,11 @@ def published_to(ClientConnection client not None) -> int:
 
 
 def is_wanted(Sublist sublist not None, bytes subject not None) -> bool:
-    """Whether a message on it would reach a subscriber on any shard."""
+    """Whether a message on it would reach a subscriber on any shard, or the account's mappings or imports take it."""
     cdef bytes padded = subject + bytes(SLACK)
     cdef const uint8_t *s = padded
     cdef Entry *entry = sublist.find(s, len(subject), hash_bytes(s, len(subject), sublist.seed))
-    return entry != NULL and (entry.n_plain != 0 or entry.n_choices != 0 or entry.remote != 0)
-
-
-def leads_anywhere(Sublist sublist not None, bytes subject not None) -> bool:
-    """Whether a message on it would reach a subscriber, or the account's mappings and imports make something of it."""
-    cdef bytes padded = subject + bytes(SLACK)
-    cdef const uint8_t *s = padded
-    cdef Entry *entry = sublist.find(s, len(subject), hash_bytes(s, len(subject), sublist.seed))
-    return entry == NULL or entry.extras_at != 0 or entry.n_plain != 0 or entry.n_choices != 0 or entry.remote != 0
+    return entry == NULL or entry.n_plain != 0 or entry.n_choices != 0 or entry.remote != 0 or entry.extras_at != 0
 
 
 cdef object cid_of(Sub *sub):

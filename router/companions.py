@@ -183,6 +183,7 @@ class Companions:
         return await published(self.monitoring().questions, [shard.number for shard in self._broker.shards])
 
     def _on_reloaded(self) -> None:
+        # Those of before have their places until shards have confirmed that they are gone.
         for names, new in zip(self._counted, counted_names.all_of(self._broker.options), strict=True):
             names += new
         self._broker.page.keep_names(*self._counted)

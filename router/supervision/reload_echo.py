@@ -13,7 +13,7 @@ log = logging.getLogger("gnatswarm.router")
 
 
 class ReloadEcho:
-    """A reload is done once every shard that was told has confirmed it, or is gone."""
+    """A reload is done once every shard that was told has confirmed it, or is gone: then `on_done` is called."""
 
     def __init__(self, notifier: Notifier, on_done: Callable[[], None] = lambda: None) -> None:
         self._notifier = notifier

@@ -11,8 +11,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from gnatswarm.broker import message_trace
-from gnatswarm.broker.census import leads_anywhere
+from gnatswarm.broker import census, message_trace
 from gnatswarm.broker.message_trace import MessageTrace
 from gnatswarm.broker.subject import matches
 
@@ -124,7 +123,7 @@ class MessageTracing:
     # ----
 
     def _is_wanted(self, account: bytes, destination: bytes) -> bool:
-        return message_trace.is_destination(destination) and leads_anywhere(self._mesh.account(account), destination)
+        return message_trace.is_destination(destination) and census.is_wanted(self._mesh.account(account), destination)
 
     def _destination(self, account: bytes, headers: Headers, *, is_first: bool) -> tuple[bytes | None, bool]:
         """(where documents go, whether the account's options say so); None: nowhere."""
