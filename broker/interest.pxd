@@ -202,6 +202,7 @@ cdef class Interest:
     cdef QueueGroup *harvested       # the last group that harvest_queues() looked at
     cdef uint32_t most_gone          # members that have left and are remembered until the next harvest; 0: none is
     cdef list gone_members           # … as rows of harvest_queues()
+    cdef size_t gone_bytes           # … what these take
     cdef uint64_t gone_deliveries    # … and the deliveries to those for which there was no room
     # counters for monitoring
     cdef readonly uint64_t n_subs
@@ -248,6 +249,7 @@ cdef class Interest:
     cdef bint put_in_wide(self, QueueGroup *group) noexcept
     cdef void group_prune(self, Node *node, QueueGroup *group) noexcept
     cdef void book_leaver(self, Sub *sub) noexcept
+    cdef void add_gone_bytes(self, size_t size) noexcept
     cdef uint64_t tell(self, Node *node, QueueGroup *group, InterestSink sink) noexcept
     cdef void tell_remote(self, Node *node, uint64_t before, InterestSink sink) noexcept
     cdef void tell_remote_queue(self, Node *node, QueueGroup *group, uint32_t shard, uint32_t before,

@@ -17,11 +17,15 @@ from gnatswarm.broker.table cimport (
 from gnatswarm.broker.word cimport SLACK, hash_bytes
 
 import os
+from sys import getsizeof
 
 
 cdef enum:
-    GROUP_KEY_BYTES = 16   # two pointers
-    MOST_TOLD = 999999999  # as a frame can tell it
+    GROUP_KEY_BYTES = 16            # two pointers
+    MOST_TOLD = 999999999           # as a frame can tell it
+    MOST_GONE_BYTES = 16 * 1048576  # of rows of queue members that have left, of all accounts
+
+cdef size_t gone_bytes = 0
 
 
 cdef int64_t ALL = <int64_t>1 << 62
@@ -353,6 +357,7 @@ cdef class Interest:
     def __dealloc__(self):
         cdef Walk walk = Walk(0, 0)
         cdef Keyed *item = spread_next(&self.literals, &walk)
+        self.add_gone_bytes(-self.gone_bytes)
         cdef uint32_t j
         while item != NULL:
             free_node_contents(<Node *>item)
@@ -897,10 +902,17 @@ cdef class Interest:
         cdef uint64_t n = sub.delivered - take_harvested(sub)
         if n == 0:
             return
-        if <uint32_t>len(self.gone_members) >= self.most_gone:
+        if <uint32_t>len(self.gone_members) >= self.most_gone or gone_bytes >= MOST_GONE_BYTES:
             self.gone_deliveries += n
             return
-        self.gone_members.append(queue_row(self, sub, n))
+        cdef tuple row = queue_row(self, sub, n)
+        self.gone_members.append(row)
+        self.add_gone_bytes(<size_t>sum(map(getsizeof, row), getsizeof(row)))
+
+    cdef void add_gone_bytes(self, size_t size) noexcept:
+        global gone_bytes
+        self.gone_bytes += size
+        gone_bytes += size
 
     def harvest_queues(self, uint32_t rows) -> tuple:
         """([(subject, queue, client id, sid, deliveries)], is there more?) since the last harvest,
@@ -911,6 +923,7 @@ cdef class Interest:
         cdef uint64_t n
         cdef uint32_t looked = 0
         self.gone_members = []
+        self.add_gone_bytes(-self.gone_bytes)
         while looked < rows:
             group = self.harvested.next_of_all
             self.harvested = group

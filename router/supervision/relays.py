@@ -1,9 +1,9 @@
 """Relays: processes that were shards, and encrypt for clients with TLS that have moved to others.
 
 After a rolling restart or upgrade there is one for each old shard that had such clients. It ends when they have left.
-When its time is over, or an operator wants it, its clients are told to reconnect, by the shards that they are in, and
-closed by the relay. It is not supervised: where it dies its clients alone are disconnected, and where it hangs their
-shards find them stale. Called by the supervisor.
+When its time is over, when an operator wants it, or when restarts one after another have left too many younger ones,
+its clients are told to reconnect, by the shards that they are in, and closed by the relay. It is not supervised: where
+it dies its clients alone are disconnected, and where it hangs their shards find them stale. Called by the supervisor.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ log = logging.getLogger("gnatswarm.router")
 
 # Its clients are told, and closed in the second half of this time, as those of a shard that leaves.
 END_WITHIN_S = 20.0
+# A relay has the memory of its old shard. Those of the last four restarts stay, or so many where the shards are few.
+MOST_PER_SHARD = 4
+LEAST = 16
 # From Stop to SIGKILL; a relay takes 1.5 s for the last bytes of its clients.
 STOP_WITHIN_S = 3.0
 
@@ -64,7 +67,9 @@ class RelayKeeping:
     def on_tick(self) -> None:
         """Time has passed."""
         now = time.monotonic()
-        self.end([one for one in self._broker.relays if now >= one.ends_at])
+        going_on = [one for one in self._broker.relays if not one.is_ending]
+        surplus = len(going_on) - max(LEAST, MOST_PER_SHARD * self._broker.wanted)
+        self.end([one for number, one in enumerate(going_on) if number < surplus or now >= one.ends_at])
         if now >= self._kill_at:
             self.kill()
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gnatswarm.router.supervision.broker import SupervisedRelay
-from gnatswarm.router.supervision.relays import END_WITHIN_S, STOP_WITHIN_S, RelayKeeping
+from gnatswarm.router.supervision.relays import END_WITHIN_S, LEAST, MOST_PER_SHARD, STOP_WITHIN_S, RelayKeeping
 from gnatswarm.shards.boundary.control import EndRelay, Relays, RelaysEnd, Stop
 
 
@@ -37,9 +37,19 @@ class Kept:
         self.relay = SupervisedRelay(process)
         options = SimpleNamespace(limits=SimpleNamespace(lame_duck_grace_s=10.0))
         broker: Any = SimpleNamespace(
-            relays=[self.relay], shards=[SimpleNamespace(process=self.shard)], options=options
+            relays=[self.relay], shards=[SimpleNamespace(process=self.shard)], options=options, wanted=1
         )
+        self.broker = broker
         self.keeping = RelayKeeping(broker)
+
+    def restart(self, shards: int) -> list[SupervisedRelay]:
+        """So many shards become relays; `wanted` is as many."""
+        self.broker.wanted = shards
+        processes: list[Any] = [Process(f"another {number}") for number in range(shards)]
+        left = [SupervisedRelay(process) for process in processes]
+        self.broker.relays += left
+        self.keeping.on_tick()
+        return left
 
 
 @pytest.fixture
@@ -56,6 +66,18 @@ def test_its_time_is_over_and_its_clients_are_told_once(kept: Kept):
     kept.keeping.on_tick()
     kept.keeping.on_tick()
     assert kept.shard.said == [RelaysEnd(["old"])]
+    assert kept.process.said == [EndRelay(END_WITHIN_S)]
+
+
+@pytest.mark.parametrize("shards", [1, 3, 8])
+def test_of_restarts_in_a_row_the_oldest_relays_end(kept: Kept, shards: int):
+    most = max(LEAST, MOST_PER_SHARD * shards)
+    relays = [kept.relay]
+    while len(relays) + shards <= most:
+        relays += kept.restart(shards)
+    assert not any(relay.is_ending for relay in relays)
+    relays += kept.restart(shards)
+    assert [relay.is_ending for relay in relays] == [number < len(relays) - most for number in range(len(relays))]
     assert kept.process.said == [EndRelay(END_WITHIN_S)]
 
 
