@@ -34,6 +34,7 @@ cdef class LayeredSocket(Socket):
     cdef Py_ssize_t unsent_at
     # Input not yet given to the peer: (is it as on the wire, bytes). What `frames` has, if it is paused, comes between.
     cdef list kept
+    cdef bint has_ended        # the other end has said so (close_notify), behind all that it sent
     cdef Stage stage
     cdef size_t opening_bytes  # read before the protocol began
     cdef size_t shaking_bytes  # of a TLS handshake

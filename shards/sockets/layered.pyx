@@ -133,6 +133,8 @@ cdef class LayeredSocket(Socket):
         """What is between TLS and the peer, as a record, for a client whose TLS stays here. RecordRefused."""
         if self.tls is None or self.is_opening:
             raise RecordRefused("its handshake is not done")
+        if self.has_ended:
+            raise RecordRefused("it has closed its connection")
         return structs.replace(
             Socket.freeze(self),
             frames=self.frames.freeze() if self.frames is not None else None,
@@ -290,7 +292,7 @@ cdef class LayeredSocket(Socket):
         self.go_on()
         if self.tls is not None and self.stage > SHAKES and self.may_take():
             self.decrypt()
-        return 0
+        return self.end_if_over()
 
     cdef int take_kept(self) except -1:
         cdef list kept
@@ -441,12 +443,11 @@ cdef class LayeredSocket(Socket):
                     self.show_read(parts, n, total)
                 self.peer.received(self.reactor.shared, PEER_BYTES, total)
                 self.after_operations()
-        if is_over and not self.peer.is_closing:
-            self.peer.close(CLOSE_CLIENT_CLOSED)
-            out_call(&self.peer.out)
+        if is_over:
+            self.has_ended = True
         elif self.outgoing.pending:   # a response to a key update
             self.queue_outgoing()
-        return 0
+        return self.end_if_over()
 
     def decrypt_frames(self):
         """Like decrypt(), with WebSocket between TLS and the peer."""
@@ -463,9 +464,8 @@ cdef class LayeredSocket(Socket):
                 out_call(&self.peer.out)
                 return 0
             if not data:
-                self.peer.close(CLOSE_CLIENT_CLOSED)
-                out_call(&self.peer.out)
-                return 0
+                self.has_ended = True
+                return self.end_if_over()
             self.records_read += 1
             self.unframe(data)
         if self.outgoing is not None and self.outgoing.pending:
@@ -532,12 +532,14 @@ cdef class LayeredSocket(Socket):
         return 1
 
     cdef int end_if_over(self) except -1:
-        """Close a WebSocket connection that has ended, or has sent wrong frames, when the peer has what came before."""
-        if self.frames is None or not self.frames.is_over or self.peer.is_closing or self.kept:
+        """Close a connection whose other end has ended it, or has sent wrong frames, when the peer has carried out what
+        came before."""
+        cdef bint is_over = self.frames is not None and self.frames.is_over
+        if not (is_over or self.has_ended) or self.peer.is_closing or self.peer.holds or self.kept or self.is_paused():
             return 0
-        if self.frames.error:
+        if is_over and self.frames.error:
             self.owner.on_wire_error(self.frames.error)
-        self.peer.close(self.frames.close_reason)
+        self.peer.close(self.frames.close_reason if is_over else CLOSE_CLIENT_CLOSED)
         out_call(&self.peer.out)
         return 0
 

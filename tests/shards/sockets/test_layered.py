@@ -29,16 +29,21 @@ from gnatswarm.shards.sockets.layered import LayeredSocket
 from gnatswarm.shards.sockets.reactor import Reactor, Socket
 from tests.shards.boundary.test_client_hello import client_hello, records
 from tests.support.engine import QUIET, Session
-from tests.support.framed import BINARY, deflated, frame
+from tests.support.framed import BINARY, CLOSE, KEY, deflated, frame
 
 RATION_S = 0.002
 PEER_BYTES = 262_144
 PUBLISH = b"PUB a 0\r\n\r\n"
 COUNT = 8
 INFO = b"INFO {}\r\n"
+UPGRADE = (
+    "GET / HTTP/1.1\r\nHost: h\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    f"Sec-WebSocket-Key: {KEY}\r\nSec-WebSocket-Version: 13\r\n\r\n"
+).encode()
 MOST_OPENING_BYTES = 262_144
 MOST_SHAKING_BYTES = 24_576
 RECORDS_AT_ONCE = 64
+ALERT = 0x15  # the type of a record
 
 
 def work() -> None:
@@ -101,7 +106,10 @@ class Shaken:
 
 
 class Records(Shaken):
-    """A TLS layer whose records are a header of five bytes and plain text; one without is a new key, as of TLS 1.3."""
+    """A TLS layer whose records are a header of five bytes and plain text; one without is a new key, as of TLS 1.3.
+
+    An alert is the last record.
+    """
 
     def __init__(self) -> None:
         self.idle = 0
@@ -111,13 +119,16 @@ class Records(Shaken):
         self._begun += self._incoming.read(size - len(self._begun))
         return len(self._begun) == size
 
-    def read(self, room: int, to: memoryview) -> int:
+    def read(self, room: int, to: memoryview | None = None) -> int | bytes:
         while self._has(5 if len(self._begun) < 5 else 5 + int.from_bytes(self._begun[3:5], "big")):
             size = 5 + int.from_bytes(self._begun[3:5], "big")
             if not self._has(size):
                 break
-            data, self._begun = self._begun[5:], b""
-            if data.strip(b"\0"):
+            kind, data, self._begun = self._begun[0], self._begun[5:], b""
+            if kind == ALERT or data.strip(b"\0"):
+                data = b"" if kind == ALERT else data
+                if to is None:
+                    return data
                 to[: len(data)] = data
                 return len(data)
             self.idle += 1
@@ -156,13 +167,17 @@ class Turns(Session):
         self.is_over = True
 
 
-class Stumbling(Session):
-    """A client that is held by its second CONNECT, and whose INFO is an error of ours."""
+class Held(Session):
+    """A client that is held by its second CONNECT."""
 
     def on_connect(self, raw: bytes) -> None:
         if self.options.name:
             self.connection.wait()
         self.options.name = "known"
+
+
+class Stumbling(Held):
+    """Its INFO is an error of ours."""
 
     def on_info(self, raw: bytes) -> None:
         raise RuntimeError("of the test")
@@ -235,12 +250,12 @@ class Bench:
         self.reactor.turn()
         return ours
 
-    def reach_by_tls(self, layer: Records, peer: Peer) -> socket.socket:
+    def reach_by_tls(self, layer: Records, peer: Peer, gate: Gate | None = None) -> socket.socket:
         """The other end of a connection whose handshake is done."""
         ours, theirs = socket.socketpair()
         self._stack.enter_context(ours)
         theirs.setblocking(False)
-        gate = Gate(timeout_s=60.0, context=layer)  # type: ignore[arg-type]
+        gate = gate or Gate(timeout_s=60.0, context=layer)  # type: ignore[arg-type]
         keeper = Doorkeeper(admits=True)
         keeper.socket = self.reactor.open(theirs.detach(), peer, keeper, LayeredSocket(gate))
         ours.sendall(b"\x16\0\0\0\0")
@@ -259,6 +274,19 @@ class Bench:
             opened_us=1, used_us=1, work=0, read_us=1, frames=FrozenFrames(deflate=FrozenDeflate(15, 15))
         )
         self.reactor.open(theirs.detach(), peer, self, LayeredSocket(gate, frozen))
+        return ours
+
+    def connect_by_both(self, session: Session) -> socket.socket:
+        """The end of a client whose handshake and upgrade are done."""
+        layer = Records()
+        websocket = WebSocket(port=1, no_tls=False, tls=Tls())
+        rules = Rules(websocket, most_bytes=2 << 20, is_encrypted=True)
+        gate = Gate(timeout_s=60.0, context=layer, frames=lambda frozen: Frames(rules, frozen))  # type: ignore[arg-type]
+        ours = self.reach_by_tls(layer, self._new_connection(session), gate)
+        ours.sendall(record(UPGRADE))
+        self.reactor.turn()
+        ours.sendall(record(frame(BINARY, QUIET)))
+        self.reactor.turn()
         return ours
 
     def dial_server(self, session: LastWords) -> ServerLink:
@@ -434,6 +462,35 @@ def test_an_error_of_ours_in_frames_that_were_kept_costs_their_connection_and_no
     bench.serve_another()
     assert bench.closed == [CloseReason.PARSE_ERROR]
     assert "its connection is closed because of an error of ours" in caplog.text
+
+
+END_OF_TLS = bytes([ALERT]) + record(b"\1\0")[1:]
+END_OF_FRAMES = frame(CLOSE, (1000).to_bytes(2, "big"))
+
+
+@pytest.mark.parametrize("layer", ["tls", "websocket", "both", "both, without a close frame"])
+def test_what_a_client_sent_before_it_ended_is_carried_out_though_it_was_held_meanwhile(
+    bench: Bench, layer: str
+) -> None:
+    """As it is behind a PING that other shards answer: the rest and the end came in one read."""
+    session = Held()
+    words = b"PUB a 0\r\n\r\nCONNECT {}\r\n" + PUBLISH * COUNT
+    bench.expects_close = True
+    if layer == "tls":
+        client, wire = bench.connect_by_tls(Records(), session), record(words) + END_OF_TLS
+    elif layer == "websocket":
+        client, wire = bench.connect_by_websocket(session), frame(BINARY, words) + END_OF_FRAMES
+    else:
+        client, wire = bench.connect_by_both(session), record(frame(BINARY, words))
+        wire += (b"" if "without" in layer else record(END_OF_FRAMES)) + END_OF_TLS
+    client.sendall(wire)
+    bench.reactor.turn()
+    assert (session.connection.in_msgs, session.connection.is_closing) == (1, False)
+    session.connection.go_on()
+    bench.reactor.finish()
+    assert (session.connection.in_msgs, session.connection.is_closing) == (1 + COUNT, True)
+    bench.reactor.turn()
+    bench.serve_another()
 
 
 @pytest.mark.parametrize("layer", ["tls", "websocket"])
