@@ -381,14 +381,16 @@ async def test_a_client_whose_move_is_stopped_is_expected_no_more_and_may_come_l
     old, new = two.shards
     (session,) = old.one.shard.clients.open.values()
     clients = new.one.shard.clients
-    assert not old.host.open_way(1)
-    old.moves.move([session.connection], 1)
+    done: list[tuple[int, dict[str, int]]] = []
+    assert old.departures.begin({1: 1}, 20.0, lambda *words: done.append(words))
     await until(lambda: clients.is_expected(session.connection.cid))
     old.moves.stop()
     old.one.shard.reactor.finish()
     await until(lambda: old.ended)
     assert not clients.is_expected(session.connection.cid)
-    assert await moved(two, 1) == {}
+    assert not done
+    await until(lambda: done)
+    assert done == [(1, {})]
     await until(lambda: new.cids)
 
 
