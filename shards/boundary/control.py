@@ -528,7 +528,7 @@ class Channel:
         self._pending: deque[memoryview] = deque()
         self._pending_bytes = 0
         self._is_closed = False
-        self._loop.add_reader(self._fd, self._on_readable)
+        self._loop.add_reader(self._fd, self._on_event)
 
     @property
     def pending_bytes(self) -> int:
@@ -601,6 +601,11 @@ class Channel:
         self._flush()
         if not self._pending and not self._is_closed:
             self._loop.remove_writer(self._fd)
+
+    def _on_event(self) -> None:
+        """Read, and again behind others until nothing comes: uvloop reports an end that died with bytes unread once."""
+        if not self._is_closed and self._on_readable():
+            self._loop.call_soon(self._on_event)
 
     def _on_readable(self) -> bool:
         """Read once. False when there was nothing to read or the channel has ended."""

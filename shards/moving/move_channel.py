@@ -318,8 +318,10 @@ class Incoming:
             self._wait_turn(self)
             return
         until_ns = time.monotonic_ns() + TURN_NS
-        while not self._is_closed and self._read() and time.monotonic_ns() < until_ns:
-            pass
+        while not self._is_closed and self._read():
+            if time.monotonic_ns() >= until_ns:
+                self._loop.call_soon(self._on_readable)  # (uvloop reports a reset connection once)
+                return
 
     def _read(self) -> bool:
         """Read once; False: nothing has come."""

@@ -33,6 +33,8 @@ MOST_UNSENT_BYTES = 262144
 # A client whose shard has closed it has this long to take its last bytes, as in the reactor.
 LINGER_S = 1.0
 STEP_S = 0.05
+# Others have their turn after so many reads of one connection.
+READS_AT_ONCE = 4
 
 
 class DetachedTls(NamedTuple):
@@ -180,23 +182,32 @@ class _Stream:
     # ---- from the client
 
     def _on_client_readable(self) -> None:
+        """Read until nothing comes: uvloop reports a connection that was reset once, whatever is left to be read."""
+        for _ in range(READS_AT_ONCE):
+            if not self._client_events[0] or not self._read_client():
+                return
+        self._loop.call_soon(self._on_client_readable)
+
+    def _read_client(self) -> bool:
+        """Read once; False: nothing has come, or it has ended."""
         try:
             data = self._client.recv(FEED_BYTES)
         except (BlockingIOError, InterruptedError):
-            return
+            return False
         except OSError:
             self._lose_client()
             data = b""
         if self._is_output_over:  # it still talks, or has closed as well
             if not data:
                 self.close()
-            return
+            return bool(data)
         if data:
             self._incoming.write(data)
             self._decrypt()
         else:
             self._is_input_over = True
         self._settle()
+        return bool(data)
 
     def _decrypt(self) -> None:
         while not self._is_input_over:
@@ -216,10 +227,18 @@ class _Stream:
     # ---- from the shard
 
     def _on_shard_readable(self) -> None:
+        """As `_on_client_readable`: a shard that was killed has reset its end where it had not read everything."""
+        for _ in range(READS_AT_ONCE):
+            if not self._shard_events[0] or not self._read_shard():
+                return
+        self._loop.call_soon(self._on_shard_readable)
+
+    def _read_shard(self) -> bool:
+        """Read once; False: nothing has come, or it has ended."""
         try:
             data = self._shard.recv(RECORD_BYTES)
         except (BlockingIOError, InterruptedError):
-            return
+            return False
         except OSError:
             data = b""
         if data:
@@ -227,6 +246,7 @@ class _Stream:
         else:
             self._end_output()
         self._settle()
+        return bool(data)
 
     def _encrypt(self, data: bytes) -> None:
         if self._is_client_gone:
@@ -235,6 +255,7 @@ class _Stream:
             self._tls.write(data)
         except SSLError as error:
             logger.error("%s - write error: %s", self._label, error.reason or error)
+            self._is_input_over = True
             self._lose_client()
         self._to_client += self._outgoing.read()
 
@@ -250,7 +271,8 @@ class _Stream:
     # ---- both
 
     def _lose_client(self) -> None:
-        self._is_client_gone = self._is_input_over = True
+        """Nothing can be sent to it. What it had sent before is still read."""
+        self._is_client_gone = True
         self._to_client.clear()
 
     def _settle(self) -> None:

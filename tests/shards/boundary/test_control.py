@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 import msgspec
 import pytest
+import uvloop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -256,6 +257,21 @@ async def test_last_words_are_heard_though_we_write_to_the_dead() -> None:
     router.channel.send(control.Ping(2))
     assert await router.wait_closed() is None
     assert router.got == [control.Fatal("bad option")]
+
+
+def test_the_end_is_heard_of_one_that_died_with_bytes_unread() -> None:
+    """The loop of routers and shards says so once, with its last words."""
+
+    async def test() -> None:
+        left, right = socket.socketpair()
+        router = End(left, control.ToRouter)
+        router.channel.send(control.Ping(1))
+        right.sendall(encode(control.Fatal("bad option")))
+        right.close()
+        assert await router.wait_closed() is None
+        assert router.got == [control.Fatal("bad option")]
+
+    uvloop.run(test())
 
 
 async def test_read_to_end_delivers_at_once() -> None:

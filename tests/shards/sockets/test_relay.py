@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import uvloop
 
 from gnatswarm.shards.sockets import relay
 from gnatswarm.shards.sockets.relay import DetachedTls, Relay
@@ -220,3 +222,114 @@ def test_the_end_of_a_shard_waits_for_the_last_word_of_tls() -> None:
     client.takes = True
     stream._settle()
     assert client.done == [b"close_notify", socket.SHUT_WR]
+
+
+class Reset:
+    """A client that a relay carries on the loop of shards, as blocking sockets: `client` encrypts, `shard` is plain."""
+
+    def __init__(self, authority: Authority) -> None:
+        pair = authority.server()
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(pair.cert, pair.key)
+        here, there = (ssl.MemoryBIO(), ssl.MemoryBIO()), (ssl.MemoryBIO(), ssl.MemoryBIO())
+        server = context.wrap_bio(*here, server_side=True)
+        self._tls = authority.client_context().wrap_bio(*there, server_hostname="localhost")
+        self._in, self._out = there
+        for _ in range(4):
+            for tls in (self._tls, server):
+                with contextlib.suppress(ssl.SSLWantReadError):
+                    tls.do_handshake()
+                here[0].write(self._out.read())
+                self._in.write(here[1].read())
+        self.relay = Relay(asyncio.get_running_loop(), "b", lambda: None)
+        ours, self.client = socket.socketpair()
+        ours.setblocking(False)
+        self.shard, relays = self.relay.make_pair()
+        self.relay.take("client", DetachedTls(ours.detach(), server, *here, b"", b""), relays)
+
+    def say(self, data: bytes) -> None:
+        """As the client."""
+        for at in range(0, len(data), 16384):
+            self._tls.write(data[at : at + 16384])
+        self.client.sendall(self._out.read())
+
+    async def hear(self) -> bytes:
+        """All that the client is sent until the end."""
+        loop, heard = asyncio.get_running_loop(), b""
+        while data := await loop.sock_recv(self.client, 65536):
+            self._in.write(data)
+            with contextlib.suppress(ssl.SSLWantReadError):
+                while more := self._tls.read(65536):
+                    heard += more
+        return heard
+
+    async def read(self) -> bytes:
+        """All that the shard is sent until the end."""
+        loop, read = asyncio.get_running_loop(), b""
+        while data := await loop.sock_recv(self.shard, 65536):
+            read += data
+        return read
+
+    def close(self) -> None:
+        self.client.close()
+        self.shard.close()
+        self.relay.close()
+
+
+def has_come(sock: socket.socket) -> bool:
+    try:
+        return bool(sock.recv(1, socket.MSG_PEEK))
+    except BlockingIOError:
+        return False
+
+
+WORDS = bytes(range(256)) * 200  # of more than one read
+
+
+def on_our_loop(tmp_path: Path, test: Callable[[Reset], Any]) -> None:
+    async def run() -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            one = Reset(Authority(tmp_path))
+            for end in (one.client, one.shard):
+                end.setblocking(False)
+            await test(one)
+            one.close()
+
+    uvloop.run(run())
+
+
+def test_a_client_that_resets_the_connection_is_read_to_its_end(tmp_path: Path) -> None:
+    """It left an answer unread. uvloop says so once, with its first bytes."""
+
+    async def test(one: Reset) -> None:
+        one.shard.send(b"answer")
+        await until(lambda: has_come(one.client))
+        one.say(WORDS)
+        one.client.close()
+        assert await one.read() == WORDS
+
+    on_our_loop(tmp_path, test)
+
+
+def test_a_client_that_takes_nothing_more_is_read_to_its_end(tmp_path: Path) -> None:
+    async def test(one: Reset) -> None:
+        one.client.shutdown(socket.SHUT_RD)
+        one.shard.send(b"answer")
+        (stream,) = one.relay._streams.values()
+        await until(lambda: stream._is_client_gone)
+        one.say(WORDS)
+        one.client.close()
+        assert await one.read() == WORDS
+
+    on_our_loop(tmp_path, test)
+
+
+def test_the_last_words_of_a_shard_that_was_killed_with_bytes_unread_reach_its_client(tmp_path: Path) -> None:
+    async def test(one: Reset) -> None:
+        one.say(b"unread")
+        await until(lambda: has_come(one.shard))
+        one.shard.send(WORDS)
+        one.shard.close()
+        assert await one.hear() == WORDS
+
+    on_our_loop(tmp_path, test)
