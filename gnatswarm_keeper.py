@@ -767,6 +767,7 @@ def _prepare() -> None:
     # At the end of its first window of statistics each shard would, by itself: 1.5 MB more in all.
     import zstandard  # noqa: F401
 
+    import gnatswarm.shards.formats
     import gnatswarm.shards.worker  # noqa: F401
     from gnatswarm.shards.boundary import control
 

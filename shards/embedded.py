@@ -58,7 +58,8 @@ class EmbeddedShard:
     ) -> None:
         self.page = Page.create()
         self._shard: Shard | None = None
-        descriptors = [os.dup(fd) for fd in fds], [os.dup(fd) for fd in websocket_fds]
+        # Copies of the listening sockets, until the shard has them.
+        self._copies: list[int] = []
 
         def make() -> None:
             from gnatswarm.shards.shard import Shard
@@ -74,14 +75,29 @@ class EmbeddedShard:
                 port=port,
                 websocket_port=websocket_port,
             )
-            self._shard.listen(*descriptors)
+            self._copies = []
+            self._shard.listen(*copies)
 
-        self._thread = _SharedThread.join_in(self)
         try:
-            self._thread.call(make)
+            copies = self._copied(fds), self._copied(websocket_fds)
+            self._thread = _SharedThread.join_in(self)
+            try:
+                self._thread.call(make)
+            except BaseException:
+                self.close()
+                raise
         except BaseException:
-            self.close()
+            for fd in self._copies:
+                os.close(fd)
+            self.page.close()
             raise
+
+    def _copied(self, fds: Iterable[int]) -> list[int]:
+        copies = []
+        for fd in fds:
+            copies.append(os.dup(fd))
+            self._copies.append(copies[-1])
+        return copies
 
     @property
     def failure(self) -> str:

@@ -173,10 +173,10 @@ class Shard:
         """Accept clients from these listening sockets, and own them from now on."""
         sockets = [(fd, self.clients.on_accept) for fd in fds]
         sockets += [(fd, self.clients.on_accept_websocket) for fd in websocket_fds]
+        self._listening += [fd for fd, _ in sockets]
         full_at = self._headroom.full_at
         for fd, on_accept in sockets:
             self._listeners.append(Listener(self.reactor, fd, on_accept, self._on_accept_error, full_at, self._on_full))
-            self._listening.append(fd)
 
     def take(self, fd: int, host: str, port: int) -> None:
         """Take over a client's connection that another process has accepted, and own it from now on."""

@@ -653,11 +653,20 @@ class Worker:
         self._is_relay = True
         assert self._incoming is not None
         self._incoming.close()
-        logs.configure(self._boot.options.logging, process_label=f"relay {os.getpid()}")
+        self._relabel_log(f"relay {os.getpid()}")
         logger.info("No shard any more: encrypting for %d clients that have moved", self._relay.clients)
         alone_at_s = self._relay_ends_at_s + ROUTER_LATE_S
         self._loop.call_at(alone_at_s, self._relay.dismiss, ROUTER_LATE_S)
         self._tell_relayed()
+
+    def _relabel_log(self, label: str) -> None:
+        """Where it cannot be opened again, the log goes on under its old label."""
+        assert self._logging is not None
+        try:
+            with self._reserved():
+                logs.configure(self._logging, process_label=label)
+        except OSError as error:
+            logger.error("The log stays as it was: %s", logs.failure(self._logging, error))
 
     def _on_message_to_relay(self, message: ControlMessage) -> None:
         assert self._relay is not None

@@ -7,7 +7,6 @@ responses (JSONP) and counts requests; the contents of pages are in `router.moni
 from __future__ import annotations
 
 import base64
-import binascii
 import hmac
 import html
 import logging
@@ -197,7 +196,7 @@ class Monitor:
         scheme, _, coded = request.headers.get("authorization", "").partition(" ")
         try:
             given = base64.b64decode(coded.strip(), validate=True) if scheme.lower() == "basic" else b""
-        except binascii.Error:
+        except ValueError:  # binascii.Error, or a character that is not ASCII
             return False
         return hmac.compare_digest(given, f"{options.http_user}:{options.http_password}".encode())
 

@@ -10,6 +10,7 @@ pure; `Placing` looks twice a second while there are rules. Made by `companions`
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -105,7 +106,8 @@ def decide(
     undoing = _Undoing(brought, limit, before)
     while (over := undoing.next(planned)) >= 0:
         shard = decisions[over].shard
-        why = f"shard {shard} would have {planned[shard] / mean:.2f} times the mean load"
+        times = planned[shard] / mean if mean > 0 else math.inf  # of late numbers, when all clients have just left
+        why = f"shard {shard} would have {times:.2f} times the mean load"
         decisions[over] = Decision(NOWHERE, why, decisions[over].home, is_too_much=True)
         _move(planned, groups[over].coming(shard), shard, back=True)
     return decisions
@@ -229,6 +231,7 @@ class Placing:
         if not self._rules or self._broker.is_leaving or self._broker.is_stopping:
             self._told.clear()
             return
+        self._timer = self._loop.call_later(LOOK_S, self._look)
         broker = self._broker
         groups = self._groups()
         serving = [one.number for one in broker.shards if one.number < broker.wanted and one.state.is_accepting]
@@ -252,7 +255,6 @@ class Placing:
             for rule, group, decision in zip(self._rules, groups, self._decisions, strict=False)
         ]
         self._tell()
-        self._timer = self._loop.call_later(LOOK_S, self._look)
 
     def _groups(self) -> list[Group]:
         groups = [Group({}, {}, {}) for _ in self._rules]

@@ -49,6 +49,7 @@ class RuntimeFiles:
         self._options = options
         self._pid = pid
         self._announce = announce
+        self._doors: set[str] = set()  # sockets for moves that were there when their directory was looked at
         self._pid_file: TemporaryFile | None = None
         self._ports_file: TemporaryFile | None = None
         owner = linkdir.Owner(pid, port, server_name)
@@ -133,13 +134,22 @@ class RuntimeFiles:
         self._problem = problem
         return is_other
 
-    def missing_links(self, paths: list[str]) -> list[str]:
-        """Those of these link sockets whose files are gone; empty while their directory itself is missing."""
+    def missing_links(self, paths: Mapping[str, bool]) -> list[str]:
+        """Those of these link sockets whose files are gone, or the sockets for moves beside them.
+
+        Of each, whether it certainly has the latter; else it is missed where it was there once. Empty while their
+        directory itself is missing.
+        """
         try:
-            names = self._directories[-1].names()
+            names = set(self._directories[-1].names())
         except OSError:
             return []
-        return [path for path in paths if os.path.basename(path) not in names]
+        doors = {path: os.path.basename(linkdir.path_for_moves(path)) for path in paths}
+        known = self._doors | names
+        self._doors = {door for path, door in doors.items() if paths[path] or door in known}
+        return [
+            path for path, door in doors.items() if os.path.basename(path) not in names or door in self._doors - names
+        ]
 
     def write_pid_file(self, path: str) -> None:
         """Write the pid file, which replaces the last one; path "": none. OSError, and the last one stays."""

@@ -257,7 +257,8 @@ class Supervisor:
             self._audience.on_operator_socket()
         linked = [shard for shard in self._broker.members if shard.state.is_linked and not shard.state.has_drained]
         listening = {shard.link_path: shard for shard in linked}
-        for path in self._broker.runtime_files.missing_links(list(listening)):
+        doors = {path: not shard.is_gateway for path, shard in listening.items()}
+        for path in self._broker.runtime_files.missing_links(doors):
             process = listening[path].process
             if process is not None:
                 process.send(control.ListenAnew())  # the shard logs it

@@ -74,6 +74,14 @@ def address_of(url: str, default_port: int) -> Address:
     return Address(parts.hostname, port, login, parts.scheme in ("tls", "wss"), is_websocket, path)
 
 
+def told_address(url: str, default_port: int) -> Address:
+    """As `address_of`, of what another server has said. ValueError also for characters that no host's name has."""
+    address = address_of(url, default_port)
+    if not address.host.isprintable() or " " in address.host:  # of one with a NUL, C libraries take what is before it
+        raise ValueError(f"{address.host!r} is no host")
+    return address
+
+
 # What getaddrinfo() says of one address of a name: family, kind, protocol, name, and where it is.
 Place = tuple[int, int, int, str, tuple[Any, ...]]
 
@@ -222,7 +230,7 @@ class Remote:
             self._waits_long = self._has_lasted = False
             try:
                 await self._connect(address)
-            except (OSError, ValueError, ssl.SSLError) as error:
+            except Exception as error:  # OpenSSL and resolvers object to what others name in ways of their own
                 self._failed(address, str(error) or type(error).__name__)
             if self._has_lasted:
                 addresses.append(address)  # a hub that restarts listens there again, or still does
@@ -318,7 +326,12 @@ class Remote:
 
             layered = LayeredSocket(gate)
             self._reactor.open(sock.detach(), session.link, session, layered)
-            layered.connect()
+            try:
+                layered.connect()
+            except Exception:
+                session.close("the handshake could not begin")
+                self.flush()
+                raise
         self.flush()
         await self._over
 
@@ -390,7 +403,7 @@ class Remote:
         found = []
         for url in urls[:MOST_URLS]:
             try:
-                address = address_of(url, 7422)
+                address = told_address(url, 7422)
             except ValueError:
                 continue
             if (address.host, address.port) not in known:

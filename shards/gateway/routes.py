@@ -24,7 +24,7 @@ from gnatswarm.shards.boundary.control import ClusterNews
 from gnatswarm.shards.gateway import words
 from gnatswarm.shards.gateway.addresses import name_for_tls, own_urls, websocket_urls
 from gnatswarm.shards.gateway.cluster_teller import ClusterTeller
-from gnatswarm.shards.gateway.remote import TELL_EVERY, Address, address_of, connected, places_of
+from gnatswarm.shards.gateway.remote import TELL_EVERY, Address, address_of, connected, places_of, told_address
 from gnatswarm.shards.gateway.route import RouteSession
 from gnatswarm.shards.gateway.waiting import Waiting
 from gnatswarm.shards.sockets.gate import Gate
@@ -358,10 +358,15 @@ class Routes:
             sock.close()
             self._failed(dialled.address, attempt, str(error))
             return None
-        session = dialled.session = self._open(
-            sock.detach(), str(host), int(port), dialled.address, is_configured=dialled.is_configured
-        )
-        self.flush()
+        try:
+            session = dialled.session = self._open(
+                sock.detach(), str(host), int(port), dialled.address, is_configured=dialled.is_configured
+            )
+        except Exception as error:  # OpenSSL objects to what others name in ways of its own
+            self._failed(dialled.address, attempt, str(error) or type(error).__name__)
+            return None
+        finally:
+            self.flush()
         await asyncio.wait([session.over])
         dialled.session = None
         if session.is_self:
@@ -401,7 +406,11 @@ class Routes:
         layered = LayeredSocket(gate)
         self._reactor.open(fd, session.link, session, layered)
         if dialled is not None:
-            layered.connect()
+            try:
+                layered.connect()
+            except Exception:
+                session.close("the handshake could not begin")
+                raise
         return session
 
     def _gate(self, dialled: Address | None) -> Gate | None:
@@ -690,7 +699,7 @@ def _nobody(_urls: list[str]) -> None:
 def _dialable(url: str) -> Address | None:
     """Where another server says that a member takes routes; None: that cannot be dialled."""
     try:
-        address = address_of(url, 0)
+        address = told_address(url, 0)
     except ValueError:
         return None
     return address if 0 < address.port < 65536 else None

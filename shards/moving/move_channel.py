@@ -421,10 +421,11 @@ class Door:
         """
         if self._is_closed or os.path.exists(self._path):
             return
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), self._reserve.opened():
             before, self._listening = self._listening, self._listen()
             self._loop.remove_reader(before.fileno())
             before.close()
+            logger.warning("somebody removed the socket for moving clients %s; it is made again", self._path)
 
     def close(self) -> None:
         """Listen no more."""

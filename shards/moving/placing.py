@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 # Between two looks at all clients, and a look's share of the time at most. New clients are seen within this time.
 LOOK_S = 0.5
+LEAST_PASSED_S = 0.001  # the event loop's clock counts whole milliseconds
 MOST_SHARE = 0.01
 # One step, looked up after each client: rules may make one cost milliseconds.
 STEP_S = 0.0002
@@ -136,7 +137,7 @@ class Placing:
 
     def _look_at_all(self) -> Iterator[None]:
         began_s = self._loop.time()
-        passed_s = began_s - self._looked_at_s
+        passed_s = max(began_s - self._looked_at_s, LEAST_PASSED_S)
         self._looked_at_s = began_s
         used_s = 0.0
         known: dict[int, _Known] = {}

@@ -635,3 +635,18 @@ def test_after_an_upgrade_a_router_that_dies_is_replaced_by_one_of_the_new_progr
             one._start_router("it died")
         assert became.value.args == (["next", "router"],)
         assert (one._candidate is None) is is_proven
+
+
+def test_what_a_keeper_is_asked_for_later_is_imported_before() -> None:
+    """It may have no descriptor left then, or the directory of its code may be gone, and with it the whole broker."""
+    program = """
+import sys, gnatswarm.keeper as keeper
+keeper._prepare()
+class Nothing:
+    def find_spec(self, name, path=None, target=None):
+        raise OSError(24, "Too many open files")
+sys.meta_path.insert(0, Nothing())
+print(len(keeper.formats()))
+"""
+    ran = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=False)
+    assert int(ran.stdout or 0) >= 6, ran.stderr

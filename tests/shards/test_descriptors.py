@@ -45,3 +45,36 @@ def test_the_table_has_so_many_entries(asked, limit, least, most):
 
 def test_it_has_a_bound():
     assert MOST_DESCRIPTORS * 8 == 512 * 1024  # bytes of kernel memory
+
+
+# In a process of its own, too: each start has a few descriptors more than the last one.
+STARTS = """
+import os, resource
+import gnatswarm
+with gnatswarm.Broker() as one:  # imports
+    port = one.port
+soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+failed = 0
+for more in range(1, 40):
+    before = len(os.listdir("/proc/self/fd"))
+    broker = gnatswarm.Broker(port=port)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before - 1 + more, hard))
+    try:
+        broker.start()
+        break
+    except OSError:
+        failed += 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    broker.start()  # the port is free
+    broker.stop()
+    assert len(os.listdir("/proc/self/fd")) == before, more
+broker.stop()
+print(failed)
+"""
+
+
+def test_an_embedded_broker_that_has_too_few_to_start_leaves_none_and_no_port() -> None:
+    ran = subprocess.run([sys.executable, "-P", "-c", STARTS], capture_output=True, text=True, check=False, timeout=60)
+    assert ran.returncode == 0, ran.stderr
+    assert int(ran.stdout) > 5

@@ -12,7 +12,7 @@ import pytest
 from gnatswarm.broker.options import Cluster
 from gnatswarm.shards.gateway import routes as routes_module
 from gnatswarm.shards.gateway import words
-from gnatswarm.shards.gateway.remote import Address, places_of
+from gnatswarm.shards.gateway.remote import Address, Remote, places_of, told_address
 from gnatswarm.shards.gateway.routes import LONGEST_AGAIN_S, Dialled, Routes
 
 
@@ -195,6 +195,58 @@ async def test_a_name_that_is_also_this_broker_s_is_dialled_at_its_other_address
         assert tried == [address]
     assert found == dialled
     assert pauses == ([LONGEST_AGAIN_S] if is_name and "far" not in hosts else [])
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1\0x", "a b", "a\x7f", "a\u2028b", ""])
+def test_what_another_server_names_and_no_host_is_called_is_not_dialled(host: str) -> None:
+    with pytest.raises(ValueError, match="no host"):
+        told_address(f"nats-route://{host}:6222", 0)
+
+
+async def test_a_handshake_that_cannot_begin_is_a_failed_attempt(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """OpenSSL says TypeError of a name with a NUL, and ended the gateway with it."""
+
+    async def places(*_: Any) -> list[Any]:
+        return [(0, 0, 0, "", ("198.51.100.1", 6222))]
+
+    async def connect(_loop: Any, left: list[Any], _timeout_s: float) -> tuple[Any, Any]:
+        return SimpleNamespace(getpeername=lambda: left[0][-1], detach=lambda: 0), left[0][-1]
+
+    def opened(*_: Any, **__: Any) -> Any:
+        raise TypeError("argument must be encoded string without null bytes, not str")
+
+    monkeypatch.setattr(routes_module, "places_of", places)
+    monkeypatch.setattr(routes_module, "connected", connect)
+    flushed: list[bool] = []
+    routes: Any = SimpleNamespace(_loop=None, _own_places=set(), _open=opened, flush=lambda: flushed.append(True))
+    routes._failed = lambda *words: Routes._failed(routes, *words)
+    dialled = Dialled(Address("198.51.100.1\0x", 6222), is_configured=False)
+    assert await Routes._dial_once(routes, dialled, 1) is None
+    assert flushed and dialled.session is None and "without null bytes" in caplog.text
+
+
+async def test_a_hub_whose_handshake_cannot_begin_is_dialled_again(caplog: pytest.LogCaptureFixture) -> None:
+    tried: list[Address] = []
+
+    async def connect(address: Address) -> None:
+        tried.append(address)
+        if len(tried) == 3:
+            raise asyncio.CancelledError
+        raise TypeError("argument must be encoded string without null bytes, not str")
+
+    remote: Any = SimpleNamespace(
+        _configured=[Address("hub.example", 7422)],
+        _discovered=[],
+        _connect=connect,
+        _failures=0,
+        remote=SimpleNamespace(no_randomize=True, reconnect_s=0.0),
+    )
+    remote._failed = lambda *words: Remote._failed(remote, *words)
+    with pytest.raises(asyncio.CancelledError):
+        await Remote._run(remote)
+    assert len(tried) == 3 and "without null bytes" in caplog.text
 
 
 async def test_the_addresses_of_a_name_are_dialled_in_random_order() -> None:

@@ -131,3 +131,12 @@ def test_another_users_directory_of_our_name_stops_no_start_and_hides_nobody(tmp
             assert (done.returncode, done.stderr) == (0, "")
             router.process.send_signal(signal.SIGINT)
             assert router.process.wait(DEADLINE_S) == 0
+
+
+def test_a_socket_for_moves_that_is_removed_alone_is_made_again(router: Router) -> None:
+    for directory in directories(router):
+        for path in directory.glob("*.mv"):
+            path.unlink()
+    router.wait_log(r"\[WRN\] shard 2 - somebody removed the socket for moving clients .*/2\.[0-9a-f]+\.mv")
+    scaled = router.operator("scale", "1")
+    assert scaled.returncode == 0, scaled.stderr

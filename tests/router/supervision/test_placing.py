@@ -177,7 +177,8 @@ class Calls:
         return SimpleNamespace(cancel=lambda: None)
 
     def turn(self) -> None:
-        self._next()
+        call, self._next = self._next, None
+        call()
 
 
 def test_nobody_is_warned_of_shards_that_do_not_serve_before_the_first_did(caplog: pytest.LogCaptureFixture):
@@ -234,3 +235,23 @@ def test_nobody_is_placed_before_all_have_spoken_nor_during_a_restart():
     loop.turn()
     assert [message.shards for message in said[4:]] == [[NOWHERE], [NOWHERE]]
     assert broker.placed[0].why == "a restart is under way"
+
+
+def test_clients_that_are_gone_though_their_shard_still_counts_them_are_no_load():
+    """All have just gone: the load of shards is known anew before the shards' word of who is where."""
+    gone = [Group({1: 3000}, {1: 0}, {1: 20_000.0})]
+    (found,) = decide([PlacementRule("user", "u*", 0)], gone, {0: 0.0, 1: 0.0}, [0, 1], [0, 1], [], BOUND)
+    assert found.is_too_much and found.shard == NOWHERE
+
+
+def test_an_error_in_a_look_does_not_end_the_looks():
+    broker: Any = SimpleNamespace(
+        options=SimpleNamespace(placement=SimpleNamespace(rules=(PlacementRule("name", "a*", 0),), bound=BOUND)),
+        shards=None, page=None, wanted=1, generation=1, rolling=None, is_leaving=False, is_stopping=False, placed=[],
+    )  # fmt: skip
+    loop: Any = Calls()
+    placing = Placing(broker, loop)
+    placing.configure()
+    for _ in range(2):
+        with pytest.raises(TypeError):
+            loop.turn()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
+import struct
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -11,7 +13,16 @@ import pytest
 
 from gnatswarm.shards.boundary.linkdir import path_for_moves
 from gnatswarm.shards.moving.leaf_arrivals import LeafArrivals, LeafNode
-from gnatswarm.shards.moving.move_channel import CHANNEL_VERSION, Ended, HandedOver, Hello, Message, Outgoing
+from gnatswarm.shards.moving.move_channel import (
+    CHANNEL_VERSION,
+    CLOSED_ALREADY,
+    Ended,
+    HandedOver,
+    Hello,
+    Message,
+    Outgoing,
+    objection_to_descriptor,
+)
 from gnatswarm.shards.sockets.reserve import Reserve
 from tests.support.turns import until
 
@@ -65,3 +76,26 @@ async def test_a_descriptor_that_is_refused_is_closed(gateway: Gateway, message:
         assert gateway.closed == [way] and gateway.taken == []
         async with asyncio.timeout(10):
             assert await asyncio.get_running_loop().sock_recv(ours, 1) == b""
+
+
+async def test_a_leaf_node_that_has_gone_already_costs_no_other(
+    gateway: Gateway, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its way has others in it: what comes next is looked at."""
+    caplog.set_level(logging.DEBUG, "gnatswarm")
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        gone = socket.create_connection(listening.getsockname())
+        accepted, _ = listening.accept()
+    gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    gone.close()
+    await until(lambda: objection_to_descriptor(accepted.fileno()) == CLOSED_ALREADY)
+    way = gateway.dial()
+    way.send(HandedOver(0, b""), accepted.detach())
+    ours, theirs = socket.socketpair()
+    with ours:
+        way.send(HandedOver(0, b"no record"), theirs.detach())
+        await until(lambda: gateway.closed)
+    assert [message.partition(":")[0] for message in caplog.messages] == [
+        "a leaf node from a shard is not taken",
+        "a leaf node from a shard is refused",
+    ]

@@ -127,3 +127,16 @@ def test_the_router_hears_how_much_was_said_since_the_last_look(here: Here):
     here.look()
     rates = [row.msgs_per_s for told in here.told for row in told.rules]
     assert len(rates) == 2 and rates[0] > 0 and rates[1] == 0, "the same is not told again"
+
+
+def test_a_look_in_the_millisecond_of_the_last_one_divides_by_nothing(here: Here):
+    """As after a reload: the clock of the event loop stands still meanwhile."""
+    here.look()
+    here.sessions[1].connection.in_msgs += 3
+    here.placing.configure(Placement(rules=(PlacementRule("user", "u*", 1),)), 8)
+    is_over = False
+    while not is_over:
+        assert here.next is not None
+        here.next()
+        is_over = here.placing._look is None
+    assert here.told[-1].generation == 8
