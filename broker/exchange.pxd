@@ -113,6 +113,7 @@ cdef class Exchange(Onward):
     cdef dict split_before               # … of one such key, before the change that is being made; or None
     # While a link's bytes are carried out:
     cdef bytes origin                    # the cluster of the leaf node that they came from; b"": of none
+    cdef bint is_holding                 # a link to a shard that lives is missing: no server is read
     cdef bint is_link_behind             # a link to a shard is past its mark: who feeds it is not read for a while
     cdef uint64_t onward                 # the slots to which a request goes on in another account
     cdef uint64_t takes_origin           # members of the cluster that are told where a message comes from
@@ -122,8 +123,10 @@ cdef class Exchange(Onward):
     cdef bytes own_short_id
     cdef readonly bytes system_account   # b"": none; see tell_queue()
     cdef dict noted                      # what would be told, while this is a dict, by told_of_answerers()
-    cdef dict told_replies               # (slot, account) → patterns of generated reply subjects that it was told
-    cdef dict due_replies                # … and those that were told over connections that have ended, by account
+    # (slot, account) → patterns of generated reply subjects that it was told, and with each which shard has asked, or
+    # ANOTHER_BROKER; and those that were told over connections that have ended, by account.
+    cdef dict told_replies
+    cdef dict due_replies
     cdef uint64_t importing              # slots with interest in what other accounts export to theirs
     cdef list imported                   # … of each: (subject, queue) told → set of (exporter, its subject)
     cdef list sources                    # … and (exporter, its subject, queue) → {subject told: members}
@@ -160,6 +163,8 @@ cdef class Exchange(Onward):
     cdef uint64_t kept_from(self, uint64_t slots, Entry *entry) noexcept
     cdef bint may_pass(self, uint32_t slot, Entry *entry) noexcept
     cdef void tell_reply(self, uint32_t slot, Sublist sublist, Token reply) noexcept
+    cdef int forget_replies_of(self, int shard) except -1
+    cdef int forget_those(self, list patterns) except -1
     # What the next connections are told of those.
     cdef int tell_due_replies(self, uint32_t slot, Sublist sublist) except -1
     cdef void tell_pattern(self, uint32_t slot, bytes account, bytes pattern, uint32_t wanted) noexcept

@@ -13,7 +13,7 @@ from functools import partial
 from itertools import islice
 
 from gnatswarm.broker.fanout cimport (
-    MOST_QUEUES, ORIGIN_ACCOUNT, fits_line, write_named, write_queues, write_tail_head)
+    ANOTHER_BROKER, MOST_QUEUES, ORIGIN_ACCOUNT, fits_line, write_named, write_queues, write_tail_head)
 from gnatswarm.broker.entry cimport choice_named
 from gnatswarm.broker.interest cimport SECOND_CHOICE, InterestCursor, QueueName, weight_of
 from gnatswarm.broker.mesh cimport MOST_TOLD_BYTES as MOST_WAITING_BYTES, Retelling
@@ -630,24 +630,24 @@ cdef class Exchange(Onward):
         """
         cdef const uint8_t *dot = <const uint8_t *>memchr(reply.at + 4, c'.', reply.size - 4)
         cdef bytes pattern
-        cdef set told
+        cdef dict told
         if dot == NULL:
             return
         pattern = reply.at[:dot + 1 - reply.at] + b'>'
         told = self.told_replies.get((slot, sublist.account))
         if told is None:
-            told = self.told_replies[slot, sublist.account] = set()
+            told = self.told_replies[slot, sublist.account] = {}
         if pattern in told or EVERY_REPLY in told:
             return
         if len(told) < MOST_TOLD_REPLIES and len(pattern) <= MOST_TOLD_PATTERN_BYTES:
-            told.add(pattern)
+            told[pattern] = self.fanout.from_shard
             self.tell_pattern(slot, sublist.account, pattern, 1)
             return
         self.tell_pattern(slot, sublist.account, EVERY_REPLY, 1)
         for one in told:
             self.tell_pattern(slot, sublist.account, one, 0)
         told.clear()
-        told.add(EVERY_REPLY)
+        told[EVERY_REPLY] = ANOTHER_BROKER
 
     cdef void tell_pattern(self, uint32_t slot, bytes account, bytes pattern, uint32_t wanted) noexcept:
         cdef const uint8_t *at = account
@@ -667,16 +667,30 @@ cdef class Exchange(Onward):
         return subject[:size] in self.told_replies.get((slot, account), ())
 
     def forget_replies(self, bytes prefix not None):
-        """Replies to what begins so lead nowhere any more: the shard has gone, and no other one has taken them over."""
+        """Replies to what begins so lead nowhere any more: no shard has this prefix now."""
+        self.forget_those([one for told in [*self.told_replies.values(), *self.due_replies.values()] for one in told
+                           if one.startswith(prefix)])
+
+    cdef int forget_replies_of(self, int shard) except -1:
+        """The shard has gone. Another broker's shard of that number has not."""
+        cdef bytes prefix = b"_R_.%02x" % shard
+        return self.forget_those([one for told in [*self.told_replies.values(), *self.due_replies.values()]
+                                  for one, asker in told.items() if asker == shard and one.startswith(prefix)])
+
+    cdef int forget_those(self, list patterns) except -1:
+        """… unless another shard has taken them over."""
+        gone = {one for one in patterns if one[:len(one) - 1] not in self.mesh.owners}
+        if not gone:
+            return 0
         for due in self.due_replies.values():
-            due.difference_update([one for one in due if one.startswith(prefix)
-                                   and one[:len(one) - 1] not in self.mesh.owners])
+            for pattern in gone.intersection(due):
+                del due[pattern]
         for (slot, account), told in self.told_replies.items():
-            gone = [one for one in told if one.startswith(prefix) and one[:len(one) - 1] not in self.mesh.owners]
-            for pattern in gone:
-                told.discard(pattern)
+            for pattern in gone.intersection(told):
+                del told[pattern]
                 if (self.told >> slot) & 1:
                     self.tell_pattern(slot, account, pattern, 0)
+        return 0
 
     cdef void send(self, uint32_t slot, Entry *entry, Publish *publish, const Token *queues, int n_queues,
                    bytes been) noexcept:
@@ -1234,7 +1248,7 @@ cdef class Exchange(Onward):
     cdef int on_part(self, int shard) except -1:
         for leaving in self.unasked.pop(shard, ()):
             (<Leaving>leaving).on_known()
-        self.forget_replies(b"_R_.%02x" % shard)
+        self.forget_replies_of(shard)
         return 0
 
     cdef int count_leaving(self, Leaving leaving, int more) except -1:
@@ -1295,8 +1309,26 @@ cdef class Exchange(Onward):
                         and self.kinds[other] == kind:
                     self.mates[slot] |= <uint64_t>1 << other
                     self.mates[other] |= bit
+            if self.is_holding:
+                (<object>out.peer).wait()
             return slot
         return -1
+
+    def hold(self):
+        """Read no present or new server until go_on(): what it sends would miss a shard that lives."""
+        cdef int slot
+        self.is_holding = True
+        for slot in range(FIRST_SLOT, END_SLOT):
+            if self.outs[slot] != NULL:
+                (<object>self.outs[slot].peer).wait()
+
+    def go_on(self):
+        """Read them again."""
+        cdef int slot
+        self.is_holding = False
+        for slot in range(FIRST_SLOT, END_SLOT):
+            if self.outs[slot] != NULL:
+                (<object>self.outs[slot].peer).go_on()
 
     cdef int begin(self, int slot, list pongs_due, OutBuf *behind) except -1:
         cdef TellingServer telling = TellingServer()
@@ -1366,8 +1398,8 @@ cdef class Exchange(Onward):
         if not due:
             return 0
         if EVERY_REPLY in due:
-            due = {EVERY_REPLY}
-        self.told_replies[slot, sublist.account] = set(due)
+            due = {EVERY_REPLY: ANOTHER_BROKER}
+        self.told_replies[slot, sublist.account] = dict(due)
         for pattern in due:
             self.tell_pattern(slot, sublist.account, pattern, 1)
         return 0
@@ -1381,10 +1413,10 @@ cdef class Exchange(Onward):
     cdef int part(self, int slot) except -1:
         cdef uint64_t bit = <uint64_t>1 << slot
         for key in [key for key in self.told_replies if key[0] == slot]:
-            due = self.due_replies.setdefault(key[1], set())
+            due = self.due_replies.setdefault(key[1], {})
             due |= self.told_replies.pop(key)
             if len(due) > MOST_TOLD_REPLIES:
-                self.due_replies[key[1]] = {EVERY_REPLY}
+                self.due_replies[key[1]] = {EVERY_REPLY: ANOTHER_BROKER}
         self.told &= ~bit
         self.end_telling(slot)
         self.fence.part(slot)
@@ -1504,7 +1536,7 @@ cdef class Exchange(Onward):
         if self.siblings_fence is None:
             call()
         else:
-            self.siblings_fence.fence_batch(known)
+            self.siblings_fence.fence_served(known)
 
     def rest_with(self, rest not None, size_t much_told_bytes=MUCH_TOLD_BYTES,
                   size_t bytes_without_rest=BYTES_WITHOUT_REST):

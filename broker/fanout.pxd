@@ -13,7 +13,8 @@ from gnatswarm.broker.sublist cimport Sublist
 from gnatswarm.broker.word cimport same_bytes
 
 cdef enum:
-    ANY_SHARD = 64            # Fanout.from_shard
+    ANY_SHARD = 64            # Fanout.from_shard, and the next
+    ANOTHER_BROKER = 65
     MOST_QUEUES = 64          # queue groups named in one frame to a sibling,
     MOST_NAME_BYTES = 32768   # and all their names together, unless it is one
     # Account, subject and reply of a message, together. With the longest queue name they fit a frame's line, and that
@@ -146,7 +147,8 @@ cdef class Fanout:
     # delivered; None: it is not traced.
     cdef public object tracing
     cdef object trace
-    cdef int from_shard                  # whose messages its link is delivering; ANY_SHARD: what is sent on, from any
+    # Whose messages its link is delivering. ANY_SHARD: what is sent on, from any; ANOTHER_BROKER: a server's.
+    cdef int from_shard
     cdef Asked asked                     # requests that went to siblings alone
     # Whether a sibling may have got several frames of the last message with queue groups: another for plain
     # subscriptions, or several for more groups than one frame names. `before`: see note_numbers(), from before it.

@@ -296,7 +296,7 @@ cdef class Fanout:
         if out.moving:   # it takes a message here or on its other shard
             if publish.origin == ORIGIN_SIBLING or publish.origin == ORIGIN_SIBLING_ACCOUNT:
                 shard = self.from_shard
-            if shard == ANY_SHARD:   # once marks are asked for, the client has it in the end, wherever it is now
+            if shard >= ANY_SHARD:   # once marks are asked for, the client has it in the end, wherever it is now
                 is_taken = out.takes_from != 0
             else:
                 is_taken = (out.takes_from >> shard) & 1

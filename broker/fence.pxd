@@ -58,6 +58,9 @@ cdef class MeshFence(Fence):
     cdef int ping(self, int shard) except -1
     # on_fenced() follows, at once where there are no siblings.
     cdef int fence_batch(self, FencedBatch batch) except -1
+    # … without siblings at which nobody is connected yet.
+    cdef int fence_served(self, FencedBatch batch) except -1
+    cdef int fence_these(self, FencedBatch batch, uint64_t left) except -1
     # QACK of a QEND came: other servers have been told that a member of a queue group has left.
     cdef int on_ended(self, uint64_t number) except -1
     # A sibling's PONG came.

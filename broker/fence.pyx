@@ -79,8 +79,13 @@ cdef class MeshFence(Fence):
         return self.ping(shard)
 
     cdef int fence_batch(self, FencedBatch batch) except -1:
+        return self.fence_these(batch, self.mesh.up)
+
+    cdef int fence_served(self, FencedBatch batch) except -1:
+        return self.fence_these(batch, self.mesh.up & ~self.unawaited)
+
+    cdef int fence_these(self, FencedBatch batch, uint64_t left) except -1:
         cdef Waiter waiter = Waiter()
-        cdef uint64_t left = self.mesh.up
         cdef int shard = 0
         waiter.batch = batch
         waiter.links_left = 1

@@ -610,6 +610,10 @@ cdef class SiblingLink(OriginLink):
         """Reply at once, or when the pending queue messages that came before it have arrived, and other servers know
         what they were told before it, where PONGs promise that."""
         cdef uint64_t wait = 0
+        cdef uint64_t bit = <uint64_t>1 << self.shard
+        if unlikely(not self.mesh.told_all & bit):   # the first one
+            self.mesh.told_all |= bit
+            self.reroutes.on_step()   # (our PONG waits for what waits for that)
         if unlikely(self.fanout.onward is not None) and self.heard_ping:
             wait = self.fanout.onward.await_servers(self)
         if self.orphans or wait or self.pings_due:
@@ -677,6 +681,8 @@ cdef class SiblingLink(OriginLink):
             self.send(self.mesh.prefixes.words())
         # (So it is for a gateway: it connects to other servers when it has heard all.)
         self.fence.begin(shard, self.is_new)
+        if self.is_new:
+            self.mesh.newcomers |= <uint64_t>1 << shard
         self.mesh.join(shard, &self.out, self.has_told)
 
     def has_told(self):

@@ -60,8 +60,11 @@ cdef class Mesh(InterestSink):
     # Siblings that have not acknowledged the last change of interest that they were told, and frames_to() at that.
     cdef uint64_t unheard
     cdef uint64_t told_at[MOST_SHARDS]
-    # Siblings whose interest is not completely known: their link is new, or broke while they live.
+    # Siblings that do not know our interest, or we theirs: their link is new, or broke while they live. Of these, those
+    # that were not linked with this shard before, at which nobody is connected yet; and those that told all theirs.
     cdef readonly uint64_t out_of_step
+    cdef uint64_t newcomers
+    cdef uint64_t told_all
     cdef readonly Formers formers            # members of queue groups that have left and linger
     cdef dict accounts                       # name → Sublist; none is ever taken out
     cdef Sublist last_named                  # by a sibling or another server: the next frame is mostly of the same

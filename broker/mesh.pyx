@@ -353,6 +353,8 @@ cdef class Mesh(InterestSink):
         return self.begin(telling)
 
     cdef int part(self, int shard) except -1:
+        self.newcomers &= ~(<uint64_t>1 << shard)
+        self.told_all &= ~(<uint64_t>1 << shard)
         self.fanout.links[shard] = NULL
         self.up &= ~(<uint64_t>1 << shard)
         self.unheard &= ~(<uint64_t>1 << shard)

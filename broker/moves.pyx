@@ -518,7 +518,8 @@ cdef class Leaving(Batch):
         """Hand them over, if siblings have seen everything that they have caused, and no publisher among them overtakes
         what it sent before: a move that this shard had marked must be marked by the next one too."""
         cdef Moves moves = self.moves
-        if self.phase != PHASE_MARKED or not self.is_fenced or self.open or moves.mesh.out_of_step:
+        if self.phase != PHASE_MARKED or not self.is_fenced or self.open \
+                or moves.mesh.out_of_step & ~moves.mesh.newcomers:
             return 0
         self.phase = PHASE_HANDING
         for item in self.clients.values():

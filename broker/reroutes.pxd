@@ -123,6 +123,7 @@ cdef class Reroutes:
     cdef int publish_kept(self, Orphan orphan) except -1
     # Such an answer that was published here (`client` None: by the broker itself), while what is due is still to come.
     cdef int keep_answer(self, Sublist sublist, bytes subject, Publish *message, object client) except -1
+    cdef uint64_t unknown(self) noexcept
     cdef bint must_wait(self, const uint8_t *subject, size_t size) except -1
     # Whether answers with this prefix wait for a link to be in step.
     cdef bint keeps_answers(self, bytes prefix) except -1

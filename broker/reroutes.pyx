@@ -220,9 +220,8 @@ cdef class Reroutes:
             orphan.been |= REFUSED
         if may_leave:
             orphan.shard = -1
-            # Out of step: a sibling lives whose members we do not know.
             if choice != NULL and self.send_away(orphan, sublist, entry, choice, subject, queue, message, True) \
-                    or self.mesh.out_of_step:
+                    or self.unknown():
                 if orphan.former is None:
                     orphan.former = self.mesh.formers.find(sublist, subject, queue)
                     if orphan.former is not None:   # which stays for the case that nobody else takes it
@@ -411,17 +410,21 @@ cdef class Reroutes:
             orphan.shard = -1
             orphan.is_answer = True
             orphan.keep(sublist, subject, Token(NULL, 0), message)
-            self.n_kept_back += self.mesh.out_of_step == 0
+            self.n_kept_back += self.unknown() == 0
             self.pending[orphan.id] = orphan
             origin.orphans.add(orphan.id)
             return 0
         self.mesh.fanout.gate.leave(sublist, entry, message, None, outcome)
         return self.ask(origin, outcome.touched)
 
+    cdef uint64_t unknown(self) noexcept:
+        """Siblings that live and have clients whose interest is not all known here."""
+        return self.mesh.out_of_step & ~(self.mesh.newcomers | self.mesh.told_all)
+
     cdef bint must_wait(self, const uint8_t *subject, size_t size) except -1:
         """Who asked may be at a sibling whose interest is not known; or the shard that knows who asked is leaving, and
         has not said it yet."""
-        return self.mesh.out_of_step or (
+        return self.unknown() or (
             len(self.mesh.owners) and size > PREFIX_BYTES
             and self.mesh.owners.get(subject[:PREFIX_BYTES]) == OWNER_AWAITED)
 

@@ -81,7 +81,8 @@ cdef class ServerFence:
             if not bit or self.outs[slot].close_reason != CLOSE_NONE:
                 continue
             bit <<= slot
-            if not (self.pinging | self.silent) & bit and self.frames_acked[slot] == self.frames_to(slot):
+            if not (self.pinging | self.silent) & bit and self.frames_acked[slot] == self.frames_to(slot) \
+                    and self.rears[slot] == self.outs[slot]:   # (else it is being told, and its PING goes behind that)
                 continue
             wait.slots |= bit
             if self.silent & bit or self.pinging & bit and self.frames_pinged[slot] != self.frames_to(slot):

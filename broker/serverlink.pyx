@@ -9,7 +9,7 @@ from gnatswarm.broker.entry cimport Entry, extras_of
 from gnatswarm.broker.exchange cimport (
     ANSWERERS, PEER_HUB, PEER_LEAF, PEER_ROUTE, PeerKind, is_loop_subject, origin_of)
 from gnatswarm.broker.fanout cimport (
-    MOST_QUEUES, ORIGIN_CLIENT, ORIGIN_SIBLING, Outcome, Publish, fits_line, no_outcome, rewritten)
+    ANOTHER_BROKER, MOST_QUEUES, ORIGIN_CLIENT, ORIGIN_SIBLING, Outcome, Publish, fits_line, no_outcome, rewritten)
 from gnatswarm.broker.interest cimport SECOND_CHOICE, Node, QueueName
 from gnatswarm.broker.outbuf cimport (
     CLOSE_CLIENT_CLOSED, CLOSE_MAXIMUM_PAYLOAD_EXCEEDED, CLOSE_NONE, CLOSE_PARSE_ERROR, CLOSE_PROTOCOL_VIOLATION,
@@ -169,6 +169,7 @@ cdef class ServerLink(Peer):
         cdef Py_ssize_t done
         self.active_us = self.out.box.now_us
         self.exchange.origin = self.origin
+        self.fanout.from_shard = ANOTHER_BROKER
         self.told_bytes = 0
         self.n_words = 0
         while p < end:
@@ -289,7 +290,7 @@ cdef class ServerLink(Peer):
             return 0
         due = DuePong()
         due.link = self
-        return self.exchange.siblings_fence.fence_batch(due)
+        return self.exchange.siblings_fence.fence_served(due)
 
     cdef int on_pong(self) except -1:
         if self.pongs_due and self.pongs_due.pop(0):
@@ -361,14 +362,19 @@ cdef class ServerLink(Peer):
         lines = self.untaken.setdefault(account, {})
         if lines is None:
             return 0
-        key = (op.origin.at[:op.origin.size] if op.origin.size else b"", op.subject.at[:op.subject.size],
-               op.queues[0].at[:op.queues[0].size] if op.n_queues else b"")
+        cdef bytes kept = line[:op.line_size], subject = op.subject.at[:op.subject.size]
+        cdef bytes queue = op.queues[0].at[:op.queues[0].size] if op.n_queues else b""
+        # (who does not name origins tells ends without them, of its own and of its leaf nodes' interest alike)
+        key = (op.origin.at[:op.origin.size] if op.origin.size and self.names_origins else b"", subject, queue)
         before = lines.pop(key, None)
+        if before is not None and op.origin.size and not self.names_origins and before[:1].upper() == b"R":
+            kept = b"RS+ %b %b" % (account, subject)   # (its own are among them: see weighed())
+            kept += b" %b %d\r\n" % (queue, op.members) if op.n_queues else b"\r\n"
         if before is not None:
             self.untaken_bytes -= UNTAKEN_COPIES * len(before) + UNTAKEN_LINE_BYTES
         if wanted and account != ANY_ACCOUNT:
-            lines[key] = line[:op.line_size]
-            self.untaken_bytes += UNTAKEN_COPIES * op.line_size + UNTAKEN_LINE_BYTES
+            lines[key] = kept
+            self.untaken_bytes += UNTAKEN_COPIES * len(kept) + UNTAKEN_LINE_BYTES
         if account == ANY_ACCOUNT or self.untaken_bytes > MOST_UNTAKEN_BYTES:
             self.forget_untaken(account)
         elif not lines:

@@ -1,7 +1,8 @@
 """Handles changes of a shard's links to its siblings: clients wait while a link is missing.
 
 A link that broke while its sibling lives is a hole: a message that is published now would miss subscribers there. No
-client is served until the link is restored, and new clients are steered elsewhere if that takes longer than a moment.
+client is served, and no other server read, until the link is restored, and new clients are steered elsewhere if that
+takes longer than a moment.
 Called by `shards.links.links`, made by the worker.
 """
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
+    from gnatswarm.broker.exchange import Exchange
     from gnatswarm.broker.link import SiblingLink
     from gnatswarm.shards.boundary.control import ControlMessage
     from gnatswarm.shards.boundary.page import Page
@@ -49,6 +51,7 @@ class Siblings:
         self._tell = tell
         self.on_ready = on_ready
         self.on_gone = on_gone
+        self.servers: Exchange | None = None  # the gateway's
         self._steering_away: asyncio.TimerHandle | None = None
         self.is_in_step = True  # the last InStep told to the router
 
@@ -59,6 +62,8 @@ class Siblings:
     def on_hole(self) -> None:
         """A link broke while its sibling lives."""
         self._shard.clients.hold()
+        if self.servers is not None:
+            self.servers.hold()
         self._steering_away = self._loop.call_later(STEER_AWAY_S, self._say_in_step, False)
 
     def on_doubt(self, sibling: int) -> int:
@@ -77,6 +82,8 @@ class Siblings:
         if not self.is_in_step:
             self._say_in_step(True)
         self._shard.clients.go_on()
+        if self.servers is not None:
+            self.servers.go_on()
 
     def on_given_up(self, why: str) -> None:
         """A link could not be restored."""

@@ -378,6 +378,8 @@ class Worker:
             on_ready=self._on_ready,
             on_gone=self._on_link_gone,
         )
+        if self._gateway is not None:
+            self._siblings.servers = self._gateway.exchange
         self._links = Links(
             loop=self._loop,
             sockets=LinkSockets(self._loop, shard.reactor, path=path, reserve=reserve),

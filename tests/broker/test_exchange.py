@@ -2013,3 +2013,138 @@ def test_a_gateway_withdraws_much_interest_in_turns_and_what_ends_meanwhile_ends
     assert len(publisher.messages()) == 300 + turns - 1  # no responders
     route.link.leave()
     cluster.close()
+
+
+def broken_and_told_in_turns(cluster: Members, meanwhile: Callable[[], None]) -> None:
+    """The link of shard 0 and the gateway breaks.
+
+    Shard 0 has told its interest when `meanwhile` is called, the gateway nothing yet; in the end it has, too.
+    """
+    mesh = cluster.members[0].mesh
+
+    def drop() -> None:
+        while mesh.work(GATEWAY_NUMBER):
+            pass
+
+    mesh.work_in_turns(GATEWAY_NUMBER, 20)
+    mesh.break_link(0, GATEWAY_NUMBER, drop)
+    while mesh.carry(0, GATEWAY_NUMBER, 1 << 30):
+        pass
+    meanwhile()
+    mesh.carry(GATEWAY_NUMBER, 0, 1 << 30)
+    for _ in range(5):
+        while mesh.work(GATEWAY_NUMBER):
+            pass
+        cluster.settle()
+
+
+def test_a_link_gets_in_step_though_what_came_over_it_waits_for_that():
+    """The PONG that it waits for waited for a queue message, and that for the link: the shard ended then."""
+    cluster = Members(1, fenced=False)
+    member = cluster.members[0]
+    client = member.clients[0]
+    end = server(cluster, "route")
+    client.feed(b"SUB a q 1\r\n")
+    cluster.settle()
+
+    def meanwhile() -> None:
+        end.engine.probe.feed(end.socket, b"RMSG $G a | q 1\r\nx\r\n")
+        client.close()  # the only member
+
+    broken_and_told_in_turns(cluster, meanwhile)
+    assert all(member.mesh.ends[way].is_synchronised for way in ((0, GATEWAY_NUMBER), (GATEWAY_NUMBER, 0)))
+    assert not any(engine.probe.reroutes.n_pending for engine in member.mesh.engines.values())
+    cluster.close()
+
+
+def test_a_server_s_pong_does_not_wait_for_a_shard_that_was_just_started():
+    """Nobody is connected there before it has heard all, which takes a while where there is much."""
+    cluster = Members(1, fenced=False)
+    mesh = cluster.members[0].mesh
+    end = server(cluster, "route")
+    end.engine.probe.feed(end.socket, b"".join(b"RS+ $G many.%d\r\n" % n for n in range(200)))
+    cluster.settle()
+    mesh.work_in_turns(GATEWAY_NUMBER, 20)
+    mesh.add(5, is_new=True)
+    begin = len(end.socket.sent)
+    end.engine.probe.feed(end.socket, b"PING\r\n")
+    cluster.settle()
+    assert not mesh.ends[GATEWAY_NUMBER, 5].is_synchronised
+    assert bytes(end.socket.sent[begin:]) == b"PONG\r\n"
+    while not mesh.ends[GATEWAY_NUMBER, 5].is_synchronised:
+        mesh.work(GATEWAY_NUMBER)
+        cluster.settle()
+    cluster.close()
+
+
+@pytest.mark.parametrize(
+    ("names_origins", "lines", "is_left"),
+    [
+        (True, [b"LS+ EDGE NEW a", b"LS- EDGE NEW a"], False),
+        (False, [b"LS+ EDGE NEW a", b"LS- NEW a"], False),
+        (False, [b"LS+ EDGE NEW a", b"RS- NEW a"], False),
+        (False, [b"RS+ NEW a", b"LS- NEW a"], False),
+        (False, [b"LS+ EDGE NEW a q 1", b"LS- NEW a q"], False),
+        (False, [b"LS+ EDGE NEW a q 1", b"RS+ NEW a q 2", b"LS+ EDGE NEW a q 1"], True),
+    ],
+)
+@pytest.mark.parametrize("is_known", [True, False])
+def test_interest_in_an_account_not_known_yet_is_as_if_it_had_been(
+    names_origins: bool, lines: list[bytes], is_left: bool, is_known: bool
+):
+    """nats-server before 2.10 says the end of a leaf node's interest without its cluster's name."""
+    cluster = Members(1, fenced=False)
+    gateway = cluster.members[0].mesh.engines[GATEWAY_NUMBER]
+    end = server(cluster, "route")
+    end.link.takes_origins, end.link.names_origins = True, names_origins
+    mesh = gateway.probe.mesh
+    assert mesh is not None
+    if is_known:
+        mesh.account(b"NEW")
+    for line in lines:
+        end.engine.probe.feed(end.socket, line + b"\r\n")
+    mesh.account(b"NEW")
+    end.link.take_accounts()
+    cluster.settle()
+    told = cluster.members[0].exchange.interest_of_member(end.link.slot, 10)
+    assert (bool(told), end.link.subscriptions) == (is_left, int(is_left))
+    cluster.close()
+
+
+@pytest.mark.parametrize("how", ["dies", "link breaks"])
+def test_a_shard_s_end_takes_back_no_reply_subject_of_another_broker_s_shard_of_that_number(how: str):
+    cluster = Members(1, fenced=False)
+    mesh = cluster.members[0].mesh
+    asker, leaf = server(cluster, "route"), server(cluster, "leaf")
+    leaf.engine.probe.feed(leaf.socket, b"LS+ service\r\n")
+    cluster.settle()
+    asker.engine.probe.feed(asker.socket, b"RMSG $G service _R_.00OtherBrk.0000token 1\r\n?\r\n")
+    cluster.settle()
+    assert b"LS+ _R_.00OtherBrk.>\r\n" in bytes(leaf.socket.sent)
+    begin = len(leaf.socket.sent)
+    if how == "dies":
+        mesh.kill(0)
+    else:
+        mesh.break_link(0, GATEWAY_NUMBER)
+    cluster.settle()
+    assert b"_R_" not in bytes(leaf.socket.sent[begin:])
+    cluster.close()
+
+
+def test_no_server_is_read_while_a_link_to_a_shard_is_missing():
+    cluster = Members(1, fenced=False)
+    exchange = cluster.members[0].exchange
+    client = cluster.members[0].clients[0]
+    end = server(cluster, "route")
+    client.feed(b"SUB a 1\r\n")
+    cluster.settle()
+    exchange.hold()
+    late = server(cluster, "route")
+    for one in (end, late):
+        one.engine.probe.feed(one.socket, b"RMSG $G a 1\r\n1\r\nRMSG $G a 1\r\n2\r\n")
+    cluster.settle()
+    assert client.messages() == []
+    exchange.go_on()
+    cluster.settle()
+    assert [body for _, body in client.messages()] == [b"1", b"2"] * 2
+    cluster.close()

@@ -1738,3 +1738,32 @@ def test_a_new_shard_that_dies_while_subscriptions_end_keeps_nobody_waiting(queu
     mesh.settle()
     assert known(moving, b"g.7")[THIRD, OLD] == 1
     mesh.close()
+
+
+def test_a_move_goes_on_though_a_shard_that_was_just_started_is_being_told():
+    """Its clients are not read meanwhile, and the old shard may have much to tell."""
+    moving = Moving()
+    mesh = moving.mesh
+    client, other = mesh.clients[0], mesh.clients[1]
+    client.feed(b"SUB a 1\r\n")
+    other.feed(b"".join(b"SUB x.%d %d\r\n" % (n, n) for n in range(300)))
+    mesh.settle()
+    mesh.work_in_turns(OLD, 20)
+    number = moving.hosts[OLD].probe.moves.move([client.connection], NEW)
+    mesh.finish()
+    socket = mesh.ends[OLD, NEW].socket
+    assert socket is not None
+    while b"MOVED 0 %d 1" % number not in bytes(socket.sent):  # all have marked it
+        for way in ((OLD, NEW), (NEW, OLD), (NEW, THIRD), (THIRD, NEW), (OLD, THIRD), (THIRD, OLD)):
+            mesh.carry(*way, 1 << 30)
+            if b"MOVED 0 %d 1" % number in bytes(socket.sent):
+                break
+        mesh.finish()
+    mesh.add(3, is_new=True)
+    for _ in range(5):
+        mesh.work(OLD)
+        mesh.settle()
+    assert moving.hosts[NEW].kept and not mesh.ends[OLD, 3].is_synchronised
+    while not mesh.ends[OLD, 3].is_synchronised:
+        mesh.work(OLD)
+        mesh.settle()

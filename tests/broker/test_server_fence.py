@@ -9,6 +9,7 @@ from random import Random
 
 import pytest
 
+from gnatswarm.shards.boundary.control import GATEWAY_NUMBER
 from tests.support.engine import EngineClient, frames
 from tests.support.members import Members, RouteEnd
 
@@ -268,3 +269,35 @@ def test_a_pong_from_before_says_nothing_of_what_a_server_was_not_told(make: Mak
     cluster.cut(0, 1)
     cluster.settle()
     assert has_pong(second)
+
+
+def test_a_pong_waits_for_a_member_that_is_yet_to_be_told(make: Make) -> None:
+    """Nothing was written to it so far: what others want comes first, and the client's subject is ahead of that."""
+    cluster = make(1)
+    member = cluster.members[0]
+    gateway = member.mesh.engines[GATEWAY_NUMBER]
+    first = RouteEnd(gateway, member.exchange)
+    first.link.begin()
+    gateway.probe.feed(first.socket, b"".join(b"RS+ $G many.%d\r\n" % n for n in range(300)))
+    cluster.settle()
+    member.mesh.work_in_turns(GATEWAY_NUMBER, 5)
+    late = RouteEnd(gateway, member.exchange)
+    late.link.begin()
+    gateway.probe.finish()
+    client = member.clients[0]
+    client.feed(b"SUB late 1\r\nPING\r\n")
+
+    def answered() -> bool:
+        for one in (first, late):
+            cluster.settle()
+            n = bytes(one.socket.sent).count(b"PING\r\n")
+            gateway.probe.feed(one.socket, b"PONG\r\n" * (n - one.pongs))
+            one.pongs = n
+        cluster.settle()
+        return has_pong(client)
+
+    while not answered():
+        assert b"PING" not in bytes(late.socket.sent)
+        assert member.mesh.work(GATEWAY_NUMBER)
+        gateway.probe.finish()
+    assert b"RS+ $G late\r\n" in bytes(late.socket.sent)

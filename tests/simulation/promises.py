@@ -353,6 +353,8 @@ def check_near_by(history: History, reach: Reach, taker: Subscription, members: 
     message = reach.message
     if not message.near_by or taker.sid in message.near_by | message.moving or message.crosses_reload:
         return
+    if any(one.sid in message.moving and one.left_at != NEVER for one in members):
+        return  # one that moved may have been chosen, and where it went it left: there others are as near as any
     for one in members:
         _, view, subject = reach.hits[one.sid]
         if one.sid in message.near_by and view.is_sure and one.must_have(message):

@@ -570,6 +570,7 @@ class Process:
         self.gateway: Gateway | None = None
         if number == control.GATEWAY_NUMBER:
             self.gateway = Gateway(self, is_fenced=swarm.is_fenced, rests=swarm.rests)
+            self.sink.servers = self.gateway.exchange
         swarm.by_boot_id[self.peer.boot_id] = self
         self.links.moves.host = self.host = MoveHost(self)
         self.links.moves.slice_subs = 1 + (number + start) % 3  # clients here have few subscriptions
