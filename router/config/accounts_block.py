@@ -17,6 +17,7 @@ from gnatswarm.router.config.message_trace_block import message_trace
 from gnatswarm.router.config.option_values import Mistake
 from gnatswarm.router.config.permission_block import PermissionBlock
 from gnatswarm.router.config.publish_limits_block import publish_limits
+from gnatswarm.router.config.repetition import given_again, same
 from gnatswarm.router.config.user_list import UserList, unknown_field, with_defaults
 
 _LIMITS = {
@@ -42,6 +43,8 @@ _KEYS = (
     *("exports", "imports", "mappings", "users", "limits", "default_permissions", "publish_limits", "nkey"),
     "msg_trace",
 )
+# Every name of them: `mappings` and `maps` may be given both, and are read as one.
+_NAMES = {name: name for name in (*_KEYS, "maps", "jetstream")} | same("msg_trace", "trace_dest")
 
 
 class Accounts:
@@ -108,10 +111,9 @@ class Accounts:
         rate: PublishLimits | None = None
         has_jetstream = False
         trace = "", 100
+        self.problems += given_again(block, _NAMES) if block is not None else []
         for entry in block or ():
             key = entry.key.lower()
-            if entry.replaces is not None:
-                self._problem(entry.at, f"{entry.key} is given again", "keep one")
             if key == "users":
                 users = UserList(entry, self.problems, name)
             elif key == "publish_limits":
@@ -201,6 +203,7 @@ class Accounts:
         if not isinstance(block, Block):
             self._problem(entry.at, f"Expected limits to be a map/struct, got {block.kind}", "write { max_subs: 100 }")
             return
+        self.problems += given_again(block, _LIMITS)
         for inner in block:
             name = _LIMITS.get(inner.key.lower())
             if name is None:

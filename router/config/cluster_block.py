@@ -15,6 +15,7 @@ from gnatswarm.router.config.conf_tree import Block, Entry, List, Node, Position
 from gnatswarm.router.config.option_keys import Settings
 from gnatswarm.router.config.option_values import BareSeconds, Mistake
 from gnatswarm.router.config.permission_block import PermissionBlock
+from gnatswarm.router.config.repetition import given_again, same
 from gnatswarm.router.config.tls_block import TlsBlock
 from gnatswarm.router.config.user_list import unknown_field
 
@@ -32,6 +33,7 @@ class ClusterBlock:
             what = f"Expected map to define cluster, got {entry.value.kind}"
             self._problem(entry.at, what, "write cluster { name: …, port: 6222 }")
             return
+        self.problems += given_again(entry.value, _NAMES, in_one_spelling=False)
         for inner in entry.value:
             self._entry(inner)
 
@@ -91,6 +93,7 @@ class ClusterBlock:
             what = f"{entry.key}: expected a block, not {entry.value.kind}"
             self._problem(entry.at, what, "write authorization { user: …, password: … }")
             return
+        self.problems += given_again(entry.value, _AUTHORIZATION | {"permissions": "permissions"})
         for inner in entry.value:
             name = _AUTHORIZATION.get(inner.key.lower(), "")
             if name == "timeout":
@@ -184,4 +187,10 @@ _KEYS: dict[str, Callable[[object], Settings]] = {
     "write_deadline": _sets("write_deadline_s", values.interval_s),
     "write_timeout": _sets("write_timeout", values.write_timeout),
     "ping_max": _sets("ping_max", lambda value: values.number(value, 0, 1_000_000)),
+}
+_NAMES = {
+    **{name: name for name in (*_KEYS, "routes", "permissions", "tls")},
+    **same("host", "net"),
+    **same("advertise", "cluster_advertise"),
+    **same("authorization", "authentication"),
 }

@@ -81,6 +81,11 @@ def _real(path: str) -> str:
         return ""
 
 
+def overridden(entry: Entry, earlier: Position) -> Problem:
+    """The notice of a key that is given again, in place of what an earlier one says."""
+    return Problem(entry.at, f"{entry.key!r} is given again; this value counts", f"remove it at {earlier}")
+
+
 class _Reading:
     """The state that the parsers of a file and its includes share."""
 
@@ -260,10 +265,10 @@ class _Parser:
 
     def _put(self, block: Block, entry: Entry) -> None:
         earlier = block.entries.get(entry.key)
-        if earlier is not None and not earlier.used:
+        if earlier is not None:
             entry.replaces = earlier.at
-            note = Problem(entry.at, f"{entry.key!r} is given again; this value counts", f"remove it at {earlier.at}")
-            self.reading.notices.append(note)
+            if not earlier.used:
+                self.reading.notices.append(overridden(entry, earlier.at))
         block.entries[entry.key] = entry
 
     def _value(self) -> Node | None:

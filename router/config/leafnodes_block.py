@@ -18,6 +18,7 @@ from gnatswarm.router.config import option_values as values
 from gnatswarm.router.config.conf_tree import Block, Entry, List, Node, Position, Problem, Scalar, text_in
 from gnatswarm.router.config.option_keys import Settings
 from gnatswarm.router.config.option_values import BareSeconds, Mistake
+from gnatswarm.router.config.repetition import given_again, same
 from gnatswarm.router.config.tls_block import TlsBlock
 from gnatswarm.router.config.user_list import BAD_HASH, known, not_enforced, unknown_field
 
@@ -36,6 +37,16 @@ _LOGIN = re.compile("//[^/@]*@")
 _REMOTE_KEYS = ("url", "urls", "account", "local", "credentials", "creds", "nkey", "seed", "tls", "deny_imports",
                 "deny_import", "deny_exports", "deny_export", "reconnect_delay", "disabled",
                 *_SWITCHES, *_TIMES)  # fmt: skip
+_REMOTE_NAMES = {
+    **{name: name for name in _REMOTE_KEYS},
+    **_SWITCHES,
+    **same("urls", "url"),
+    **same("account", "local"),
+    **same("credentials", "creds"),
+    **same("seed", "nkey"),
+    **same("deny_imports", "deny_import"),
+    **same("deny_exports", "deny_export"),
+}
 _USER_KEYS = {"user": "user", "username": "user", "pass": "password", "password": "password", "account": "account",
               "nkey": "nkey"}  # fmt: skip
 _TLS_KEYS = ("ca_file", "cert_file", "key_file", "insecure", "timeout", "verify")
@@ -58,6 +69,7 @@ class LeafNodesBlock:
             self._problem(entry.at, what, f"write {entry.key} {{ remotes [ {{ url: … }} ] }}")
             return
         remotes: Entry | None = None
+        self.problems += given_again(entry.value, _NAMES, in_one_spelling=False)
         for inner in entry.value:
             key = inner.key.lower()
             if key == "remotes":
@@ -106,6 +118,7 @@ class LeafNodesBlock:
             return
         users: tuple[User, ...] | None = None
         given: dict[str, str] = {}
+        self.problems += given_again(entry.value, _USER_KEYS | {"users": "users", "timeout": "timeout"})
         for inner in entry.value:
             key = inner.key.lower()
             if key == "users":
@@ -145,6 +158,7 @@ class LeafNodesBlock:
                 self._problem(item.at, what, "write {user: …, password: …}")
                 continue
             given: dict[str, str] = {}
+            self.problems += given_again(item, _USER_KEYS)
             for inner in item:
                 if inner.key.lower() in _USER_KEYS:
                     given[_USER_KEYS[inner.key.lower()]] = self._text(inner)
@@ -205,6 +219,7 @@ class LeafNodesBlock:
         before = len(self.problems)
         settings: dict[str, object] = {"reconnect_s": self._reconnect_s}
         is_disabled = False
+        self.problems += given_again(block, _REMOTE_NAMES, in_one_spelling=False)
         for inner in block:
             key = inner.key.lower()
             if key in ("url", "urls"):
@@ -303,6 +318,7 @@ class LeafNodesBlock:
         if not isinstance(entry.value, Block):
             self._problem(entry.at, f"expected a block, not {entry.value.kind}", "write tls { ca_file: … }")
             return ClientTls()
+        self.problems += given_again(entry.value, {name: name for name in _TLS_KEYS}, in_one_spelling=False)
         for inner in entry.value:
             key = inner.key.lower()
             if key in ("ca_file", "cert_file", "key_file"):
@@ -421,4 +437,11 @@ _PORT_KEYS: dict[str, Callable[[object], Settings]] = {
     "write_timeout": _sets("write_timeout", values.write_timeout),
     "authorization": _nothing,
     "tls": _nothing,
+}
+_NAMES = {
+    **{name: name for name in (*_PORT_KEYS, "remotes")},
+    **same("reconnect", "reconnect_delay", "reconnect_interval"),
+    **same("host", "net"),
+    **same("advertise", "leafnode_advertise"),
+    **same("isolate", "isolate_leafnode_interest"),
 }

@@ -50,6 +50,7 @@ from gnatswarm.router.config.conf_tree import (
 from gnatswarm.router.config.flags import CommandLine
 from gnatswarm.router.config.option_keys import BY_NAME, Key, Settings, read_node
 from gnatswarm.router.config.option_values import BareSeconds, Mistake
+from gnatswarm.router.config.repetition import in_other_spellings, repeated, same
 
 if TYPE_CHECKING:
     from gnatswarm.router.config import conf
@@ -74,6 +75,14 @@ _SECTIONS = (
 _LOCKS = ("authorization", "accounts", "tls", "websocket", "ws", "leafnodes", "leaf", "cluster")
 # The rules of two blocks would have no order among them.
 _ONCE = (*_LOCKS, "placement")
+# Every name of what a file gives once; only the first of an option's names counts for all.
+_NAMES = (
+    {name: name for name in (*_ONCE, *not_offered.RESTRICTS)}
+    | same("websocket", "ws")
+    | same("leafnodes", "leaf")
+    | same("mappings", "maps")
+    | {name: key.names[0] for name, key in BY_NAME.items()}
+)
 _TLS_FLAGS = ("tls", "tlsverify", "tlscert", "tlskey", "tlscacert")
 _CREDENTIALS = ("auth_token", "auth_user", "auth_password")
 _EMPTY = "the file is empty, and without it everybody may connect, who had to log in before"
@@ -137,12 +146,23 @@ class _Building:
         self.problems += parsed.problems
         self.notices += parsed.notices
         self.is_whole = parsed.is_whole
+        self._check_spellings(parsed.tree)
         for entry in parsed.tree:
             self._entry(entry)
         if not self.is_whole:
             # This block lacks the value of an undefined variable: only the variable is reported.
             places = set(incomplete(parsed.tree, parsed.tree.at))
             self.problems = [one for one in self.problems if one.at not in places or one in parsed.problems]
+
+    def _check_spellings(self, tree: Block) -> None:
+        """No option has two values in two spellings; in another file the last one counts, as in one spelling."""
+        for entry, earlier in in_other_spellings(tree, _NAMES):
+            if entry.key.lower() in BY_NAME and entry.at.file != earlier.at.file:
+                from gnatswarm.router.config.conf import overridden
+
+                self.notices.append(overridden(entry, earlier.at))
+            else:
+                self.problems.append(repeated(entry, earlier.at))
 
     def add_flags(self, line: CommandLine) -> None:
         """Add the settings of the command line, which override the file's."""
@@ -221,7 +241,7 @@ class _Building:
         key = BY_NAME.get(name)
         if entry.replaces is not None and (name in _ONCE or name in not_offered.RESTRICTS):
             # In the real server the last one counts; if it had fewer rules, it would silently open the broker.
-            self._problem(entry.at, f"{name} is given again", f"keep one; the other is at {entry.replaces}")
+            self.problems.append(repeated(entry, entry.replaces))
         if name == "authorization":
             from gnatswarm.router.config.authorization import Authorization
 
@@ -242,8 +262,6 @@ class _Building:
         elif name in ("mappings", "maps"):
             from gnatswarm.router.config.mappings_block import MappingsBlock
 
-            if "mappings" in self.settings:
-                self._problem(entry.at, f"{name} is given again", "keep one")
             mappings = MappingsBlock(entry, self.problems, self.notices, self._cluster)
             self._set(entry.at, {"mappings": mappings.mappings})
         elif name == "tls":

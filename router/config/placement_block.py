@@ -13,6 +13,7 @@ from gnatswarm.router.config import option_values as values
 from gnatswarm.router.config.conf_tree import Block, Entry, List, Node, Position, Problem, Scalar, text_in
 from gnatswarm.router.config.option_keys import PLACEMENT, Settings
 from gnatswarm.router.config.option_values import Mistake
+from gnatswarm.router.config.repetition import given_again
 from gnatswarm.router.config.user_list import unknown_field
 
 # Each rule is compared with those before it.
@@ -37,13 +38,12 @@ class PlacementBlock:
             what = f"Expected placement to be a map, got {entry.value.kind}"
             self._problem(entry.at, what, "write placement { rules: [ … ] }")
             return
+        self.problems += given_again(entry.value, {name: name for name in _KEYS})
         for inner in entry.value:
             self._entry(inner)
 
     def _entry(self, entry: Entry) -> None:
         name, value = entry.key.lower(), entry.value
-        if entry.replaces is not None and name in _KEYS:
-            self._problem(entry.at, f"{name} is given again", f"keep one; the other is at {entry.replaces}")
         plain: object = value.value if isinstance(value, Scalar) else {}
         try:
             if name in PLACEMENT:

@@ -17,6 +17,7 @@ from gnatswarm.router.config import option_values as values
 from gnatswarm.router.config.conf_tree import Block, Entry, List, Position, Problem, Scalar
 from gnatswarm.router.config.option_keys import Settings
 from gnatswarm.router.config.option_values import BareSeconds, Mistake
+from gnatswarm.router.config.repetition import given_again, same
 from gnatswarm.router.config.user_list import not_enforced, unknown_field
 
 # handshake_first "auto": if no ClientHello arrives in this time, send INFO, as nats-server does.
@@ -31,6 +32,9 @@ MOST_HANDSHAKES_PER_S = 1_000_000
 
 # Of one port: each name has an ssl context, of some 50 KB.
 MOST_CERTIFICATES = 64
+
+# Of each certificate in `certs`.
+_PAIR = {"cert_file": "cert_file", "key_file": "key_file"}
 
 _DIGEST = re.compile("[0-9a-fA-F]{64}")
 
@@ -51,6 +55,7 @@ class TlsBlock:
                 entry.at, f"expected a block, not {entry.value.kind}", "write tls { cert_file: …, key_file: … }"
             )
             return
+        self.problems += given_again(entry.value, _NAMES, in_one_spelling=False)
         for inner in entry.value:
             self._entry(inner)
         if not self.is_empty and not self.problems:
@@ -89,11 +94,12 @@ class TlsBlock:
                 self._problem(item.at, f"certs: expected a block, not {item.kind}", advice)
                 continue
             given: dict[str, str] = {}
+            self.problems += given_again(item, _PAIR)
             for inner in item:
                 name = inner.key.lower()
-                if name not in ("cert_file", "key_file"):
+                if name not in _PAIR:
                     if not inner.used:
-                        self.problems.append(unknown_field(inner, ["cert_file", "key_file"]))
+                        self.problems.append(unknown_field(inner, list(_PAIR)))
                     continue
                 try:
                     given[name] = values.path(_plain(inner))
@@ -286,3 +292,4 @@ _KEYS: dict[str, Callable[[object], Settings]] = {
     "insecure": _insecure,
     "allow_insecure_cipher_suites": _insecure_suites,
 }
+_NAMES = {name: name for name in (*_KEYS, "certs")} | same("handshake_first", "first", "immediate")

@@ -16,6 +16,7 @@ from gnatswarm.router.config import option_values as values
 from gnatswarm.router.config.conf_tree import Block, Entry, List, Position, Problem, Scalar
 from gnatswarm.router.config.option_keys import Settings
 from gnatswarm.router.config.option_values import BareSeconds, Mistake
+from gnatswarm.router.config.repetition import given_again, same
 from gnatswarm.router.config.tls_block import TlsBlock
 from gnatswarm.router.config.user_list import BAD_HASH, NAMES, known, not_enforced, text_of, unknown_field
 
@@ -44,6 +45,7 @@ class WebSocketBlock:
             what = f"Expected websocket to be a map, got {entry.value.kind}"
             self.problems.append(Problem(entry.at, what, "write websocket { port: … }"))
             return
+        self.problems += given_again(entry.value, _NAMES, in_one_spelling=False)
         for inner in entry.value:
             self._entry(inner)
             if inner.key.lower() == "no_auth_user":
@@ -118,6 +120,7 @@ class WebSocketBlock:
         if entry.replaces is not None or self._has_authorization:
             self._problem(entry.at, f"{entry.key} is given again", "keep one")
         self._has_authorization = True
+        self.problems += given_again(entry.value, _CREDENTIALS)
         given: dict[str, str] = {}
         for inner in entry.value:
             name = known(inner, _CREDENTIALS, self.problems)
@@ -141,8 +144,6 @@ class WebSocketBlock:
             return
         if not value and name != "pass":
             self._problem(entry.at, f"an empty {name} has no effect", f"write a {name}, or remove the key")
-        elif name in given:
-            self._problem(entry.at, f"{entry.key} is given again", "keep one")
         elif name != "user" and is_hashed(value) and not is_good_hash(value):
             self._problem(entry.at, BAD_HASH, "make one with `htpasswd -nbB` or the like")
         else:
@@ -235,4 +236,10 @@ _KEYS: dict[str, Callable[[object], Settings]] = {
     "ping_interval": _sets("ping_interval_s", values.interval_s),
     "no_auth_user": _sets("no_auth_user", values.text),
     **{name: _cookie(name) for name in _COOKIES},
+}
+# (Of authorization there is one at most, in whatever spelling.)
+_NAMES = {
+    **{name: name for name in (*_KEYS, "tls", "headers")},
+    **same("host", "net"),
+    **same("allowed_origins", "allowed_origin", "allow_origins", "allow_origin", "origins", "origin"),
 }
