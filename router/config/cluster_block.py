@@ -139,7 +139,7 @@ class ClusterBlock:
 
 
 def listen_url(value: object) -> Settings:
-    """The settings of --cluster: nats://[user:password@]host:port."""
+    """The settings of --cluster: nats://[user:password@]host:port. Without a user, the file's does not count."""
     text = values.text(value)
     url = text if "://" in text else f"nats://{text}"
     try:
@@ -153,12 +153,14 @@ def listen_url(value: object) -> Settings:
         parts, port = urlsplit(head), -1
     if port is None:
         raise Mistake("expected an address with a port", "write nats://0.0.0.0:6222")
-    found: Settings = {"cluster.host": values.host(parts.hostname or ""), "cluster.port": port}
-    if parts.username:
-        if parts.password is None:
-            raise Mistake("Expected user and password", "write nats://user:password@host:6222")
-        found |= {"cluster.user": unquote(parts.username), "cluster.password": unquote(parts.password)}
-    return found
+    if parts.username is not None and parts.password is None:
+        raise Mistake("Expected user and password", "write nats://user:password@host:6222")
+    return {
+        "cluster.host": values.host(parts.hostname or ""),
+        "cluster.port": port,
+        "cluster.user": unquote(parts.username or ""),
+        "cluster.password": unquote(parts.password or ""),
+    }
 
 
 def _listen(value: object) -> Settings:

@@ -1,9 +1,9 @@
 """Makes `Options` of a configuration file and a command line, and reports every problem at once.
 
-Flags override the file; credentials count as one option, so that a token by flag replaces a user in the file. Reads the
-file and its includes, and the environment for `$variables`; starts nothing, logs nothing, keeps no state. Called at
-start, by `-t`, and at every reload. Modules of blocks are imported where a file has the block: before the port is open,
-every import counts.
+Flags override the file; a token by flag replaces a user in the file, too, but a user by flag has the file's password.
+Reads the file and its includes, and the environment for `$variables`; starts nothing, logs nothing, keeps no state.
+Called at start, by `-t`, and at every reload. Modules of blocks are imported where a file has the block: before the
+port is open, every import counts.
 """
 
 from __future__ import annotations
@@ -167,8 +167,7 @@ class _Building:
     def add_flags(self, line: CommandLine) -> None:
         """Add the settings of the command line, which override the file's."""
         given = line.settings
-        # Credentials by flag replace all credentials of the file: a mix of both is never intended.
-        if any(field in given for field in _CREDENTIALS):
+        if "auth_token" in given:
             for field in _CREDENTIALS:
                 self.settings.pop(field, None)
         for field, (flag, value, check) in given.items():
@@ -176,15 +175,30 @@ class _Building:
                 self._set(_COMMAND_LINE, {field: check(value)})
             except Mistake as mistake:
                 self._problem(_COMMAND_LINE, f"-{flag}: {mistake.what}", mistake.advice)
-        if line.values.get("cluster"):
-            from gnatswarm.router.config.cluster_block import listen_url
-
-            try:
-                self._set(_COMMAND_LINE, listen_url(line.values["cluster"]))
-            except Mistake as mistake:
-                self._problem(_COMMAND_LINE, f"-{line.spelled['cluster']}: {mistake.what}", mistake.advice)
+        if "cluster" in line.values:
+            self._cluster_flag(line, line.values["cluster"])
         for flag in line.unoffered:
             self._notice(_COMMAND_LINE, f"-{flag} is not offered and was ignored", not_offered.FLAGS_OPEN[flag])
+
+    def _cluster_flag(self, line: CommandLine, value: object) -> None:
+        """Where members connect, instead of what the file says; "": there is no cluster."""
+        if not value:
+            self.settings.pop("cluster.port", None)
+            if "cluster.routes" not in line.settings:
+                self.settings.pop("cluster.routes", None)
+            return
+        from gnatswarm.router.config.cluster_block import listen_url
+
+        flag = f"-{line.spelled['cluster']}"
+        try:
+            found = listen_url(value)
+        except Mistake as mistake:
+            self._problem(_COMMAND_LINE, f"{flag}: {mistake.what}", mistake.advice)
+            return
+        if self.settings.get("cluster.user") and not found["cluster.user"]:
+            what = f"{flag} has no user, and the file's is not asked for: every server may join the cluster"
+            self._notice(_COMMAND_LINE, what, "write nats://user:password@host:6222")
+        self._set(_COMMAND_LINE, found)
 
     def finish(self, line: CommandLine, parsed: conf.Parsed | None) -> Built:
         """Options, after the checks that need all settings."""
