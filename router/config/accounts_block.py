@@ -9,7 +9,7 @@ from __future__ import annotations
 from gnatswarm.broker.options import GLOBAL_ACCOUNT, Account, Mapping, Permissions, PublishLimits, User
 from gnatswarm.router.config import not_offered
 from gnatswarm.router.config import option_values as values
-from gnatswarm.router.config.conf_tree import Block, Entry, List, Position, Problem, Scalar, text_in
+from gnatswarm.router.config.conf_tree import Block, Entry, List, Position, Problem, Scalar, plain, text_in
 from gnatswarm.router.config.imports_exports_block import ImportsExportsBlock
 from gnatswarm.router.config.imports_exports_rules import exchange_problems
 from gnatswarm.router.config.mappings_block import MappingsBlock
@@ -181,7 +181,7 @@ class Accounts:
 
     def _jetstream_limit(self, entry: Entry) -> None:
         key = entry.key.lower()
-        value = entry.value.value if isinstance(entry.value, Scalar) else None
+        value = plain(entry.value)
         try:
             if key in _JETSTREAM_SIZES:
                 values.number(value, -1, 2**63 - 1, "bytes")
@@ -211,8 +211,7 @@ class Accounts:
                     self._problem(inner.at, f'Unknown field "{inner.key}" parsing account limits', "remove it")
                 continue
             try:
-                value = inner.value.value if isinstance(inner.value, Scalar) else None
-                most = values.number(value, -1, 2**31 - 1, "bytes" if name == "payload" else "")
+                most = values.number(plain(inner.value), -1, 2**31 - 1, "bytes" if name == "payload" else "")
             except Mistake as mistake:
                 self._problem(inner.at, f"{inner.key}: {mistake.what}", mistake.advice)
                 continue

@@ -11,7 +11,7 @@ from urllib.parse import unquote, urlsplit
 from gnatswarm.broker.options import Permissions
 from gnatswarm.router.config import not_offered
 from gnatswarm.router.config import option_values as values
-from gnatswarm.router.config.conf_tree import Block, Entry, List, Node, Position, Problem, Scalar, text_in
+from gnatswarm.router.config.conf_tree import Block, Entry, List, Node, Position, Problem, Scalar, plain, text_in
 from gnatswarm.router.config.option_keys import Settings
 from gnatswarm.router.config.option_values import BareSeconds, Mistake
 from gnatswarm.router.config.permission_block import PermissionBlock
@@ -41,7 +41,7 @@ class ClusterBlock:
         key = entry.key.lower()
         if key in _KEYS:
             try:
-                found = _KEYS[key](entry.value.value if isinstance(entry.value, Scalar) else None)
+                found = _KEYS[key](plain(entry.value))
                 self.settings |= {f"cluster.{name}": value for name, value in found.items()}
             except BareSeconds as bare:
                 self.settings |= {f"cluster.{name}": value for name, value in _KEYS[key](f"{bare.seconds}s").items()}
@@ -67,7 +67,7 @@ class ClusterBlock:
         for item in items:
             text = text_in(item)
             try:
-                found.append(values.route_url(text))
+                found.append(values.route_url(plain(item) if text is None else text))
             except Mistake as mistake:
                 self._problem(item.at, mistake.what, mistake.advice)
         self.settings["cluster.routes"] = tuple(found)
@@ -97,9 +97,8 @@ class ClusterBlock:
         for inner in entry.value:
             name = _AUTHORIZATION.get(inner.key.lower(), "")
             if name == "timeout":
-                value = inner.value.value if isinstance(inner.value, Scalar) else None
                 try:
-                    self.settings["cluster.auth_timeout_s"] = values.auth_timeout_s(value)
+                    self.settings["cluster.auth_timeout_s"] = values.auth_timeout_s(plain(inner.value))
                 except BareSeconds as bare:
                     self.settings["cluster.auth_timeout_s"] = bare.seconds
                 except Mistake as mistake:

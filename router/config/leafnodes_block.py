@@ -15,7 +15,7 @@ from gnatswarm.broker.options import GLOBAL_ACCOUNT, ClientTls, LeafRemote, User
 from gnatswarm.broker.subject import is_valid_subscription
 from gnatswarm.router.config import not_offered
 from gnatswarm.router.config import option_values as values
-from gnatswarm.router.config.conf_tree import Block, Entry, List, Node, Position, Problem, Scalar, text_in
+from gnatswarm.router.config.conf_tree import Block, Entry, List, Node, Position, Problem, Scalar, plain, text_in
 from gnatswarm.router.config.option_keys import Settings
 from gnatswarm.router.config.option_values import BareSeconds, Mistake
 from gnatswarm.router.config.repetition import given_again, same
@@ -106,7 +106,9 @@ class LeafNodesBlock:
             self._authorization(entry)
             return
         try:
-            self.settings |= _PORT_KEYS[key](entry.value.value if isinstance(entry.value, Scalar) else None)
+            self.settings |= _PORT_KEYS[key](plain(entry.value))
+        except BareSeconds as bare:
+            self.settings |= _PORT_KEYS[key](f"{bare.seconds}s")
         except Mistake as mistake:
             self._problem(entry.at, f"{entry.key}: {mistake.what}", mistake.advice)
 
@@ -125,7 +127,7 @@ class LeafNodesBlock:
                 users = self._users(inner)
             elif key == "timeout":
                 try:
-                    seconds = values.auth_timeout_s(inner.value.value if isinstance(inner.value, Scalar) else None)
+                    seconds = values.auth_timeout_s(plain(inner.value))
                     self.settings["leafnodes.auth_timeout_s"] = seconds
                 except Mistake as mistake:
                     self._problem(inner.at, f"timeout: {mistake.what}", mistake.advice)
@@ -290,7 +292,7 @@ class LeafNodesBlock:
     def _credentials(self, entry: Entry) -> dict[str, object]:
         from gnatswarm.shards.boundary.seeds import read_creds
 
-        path = self._text(entry)
+        path = self._path(entry)
         if not path:
             return {}
         try:
@@ -322,7 +324,7 @@ class LeafNodesBlock:
         for inner in entry.value:
             key = inner.key.lower()
             if key in ("ca_file", "cert_file", "key_file"):
-                settings[key] = self._text(inner)
+                settings[key] = self._path(inner)
             elif key == "insecure":
                 settings["insecure"] = self._boolean(inner)
                 if settings["insecure"]:
@@ -378,16 +380,23 @@ class LeafNodesBlock:
             return ""
         return text
 
+    def _path(self, entry: Entry) -> str:
+        try:
+            return values.path(self._text(entry))
+        except Mistake as mistake:
+            self._problem(entry.at, f"{entry.key}: {mistake.what}", mistake.advice)
+            return ""
+
     def _boolean(self, entry: Entry) -> bool:
         try:
-            return values.boolean(entry.value.value if isinstance(entry.value, Scalar) else None)
+            return values.boolean(plain(entry.value))
         except Mistake as mistake:
             self._problem(entry.at, f"{entry.key}: {mistake.what}", mistake.advice)
             return False
 
     def _seconds(self, entry: Entry, default: float) -> float:
         try:
-            return values.duration_s(entry.value.value if isinstance(entry.value, Scalar) else None) or default
+            return values.duration_s(plain(entry.value)) or default
         except BareSeconds as bare:
             return bare.seconds or default
         except Mistake as mistake:
@@ -403,6 +412,8 @@ def _keys(block: Block) -> list[str]:
 
 
 def _listen(value: object) -> Settings:
+    if not isinstance(value, str):  # a port alone leaves the host as it is
+        return {"leafnodes.port": values.http_port(value)}
     host, port = values.listen(value)
     return {"leafnodes.host": host, "leafnodes.port": port}
 

@@ -14,7 +14,7 @@ from gnatswarm.broker.access import ciphers
 from gnatswarm.broker.options import CertificatePair, Tls
 from gnatswarm.router.config import not_offered
 from gnatswarm.router.config import option_values as values
-from gnatswarm.router.config.conf_tree import Block, Entry, List, Position, Problem, Scalar
+from gnatswarm.router.config.conf_tree import Block, Entry, List, Position, Problem, plain
 from gnatswarm.router.config.option_keys import Settings
 from gnatswarm.router.config.option_values import BareSeconds, Mistake
 from gnatswarm.router.config.repetition import given_again, same
@@ -76,7 +76,7 @@ class TlsBlock:
                 self.problems.append(unknown_field(entry, [*_KEYS, "certs", *not_offered.RESTRICTS_IN_TLS]))
             return
         try:
-            found = read(_plain(entry))
+            found = read(plain(entry.value))
         except Mistake as mistake:
             self._problem(entry.at, f"{key}: {mistake.what}", mistake.advice)
             return
@@ -102,7 +102,7 @@ class TlsBlock:
                         self.problems.append(unknown_field(inner, list(_PAIR)))
                     continue
                 try:
-                    given[name] = values.path(_plain(inner))
+                    given[name] = values.path(plain(inner.value))
                 except Mistake as mistake:
                     self._problem(inner.at, f"{name}: {mistake.what}", mistake.advice)
             if given.get("cert_file") and given.get("key_file"):
@@ -177,12 +177,6 @@ def _remark(
         notices.append(Problem(at, what, "renew it, then reload"))
 
 
-def _plain(entry: Entry) -> object:
-    if isinstance(entry.value, List):
-        return [item.value if isinstance(item, Scalar) else None for item in entry.value.items]
-    return entry.value.value if isinstance(entry.value, Scalar) else {}
-
-
 def _sets(name: str, read: Callable[[object], object]) -> Callable[[object], Settings]:
     return lambda value: {name: read(value)}
 
@@ -238,7 +232,7 @@ def _curves(value: object) -> tuple[str, ...]:
 
 
 def _min_version(value: object) -> str:
-    version = str(value)
+    version = str(value) if isinstance(value, float) else values.text(value)
     if version not in ("1.2", "1.3"):
         raise Mistake(f'unknown TLS version "{version}"', 'write "1.2" or "1.3"')
     return version

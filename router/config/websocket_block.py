@@ -13,7 +13,7 @@ from gnatswarm.broker.access.password_hash import is_good_hash, is_hashed
 from gnatswarm.broker.options import WebSocket
 from gnatswarm.router.config import not_offered
 from gnatswarm.router.config import option_values as values
-from gnatswarm.router.config.conf_tree import Block, Entry, List, Position, Problem, Scalar
+from gnatswarm.router.config.conf_tree import Block, Entry, Position, Problem, Scalar, plain
 from gnatswarm.router.config.option_keys import Settings
 from gnatswarm.router.config.option_values import BareSeconds, Mistake
 from gnatswarm.router.config.repetition import given_again, same
@@ -71,14 +71,8 @@ class WebSocketBlock:
         elif key in ("authorization", "authentication"):
             self._authorization(entry)
         elif key in _KEYS:
-            value = entry.value
-            plain: object = {}
-            if isinstance(value, Scalar):
-                plain = value.value
-            elif isinstance(value, List):
-                plain = [item.value if isinstance(item, Scalar) else None for item in value.items]
             try:
-                self.settings |= {f"websocket.{name}": found for name, found in _KEYS[key](plain).items()}
+                self.settings |= {f"websocket.{name}": found for name, found in _KEYS[key](plain(entry.value)).items()}
             except Mistake as mistake:
                 self._problem(entry.at, f"{key}: {mistake.what}", mistake.advice)
             except BareSeconds as bare:
@@ -150,9 +144,9 @@ class WebSocketBlock:
             given[name] = value
 
     def _auth_timeout(self, entry: Entry) -> None:
-        value = entry.value.value if isinstance(entry.value, Scalar) else None
+        value = plain(entry.value)
         try:
-            self.settings["websocket.auth_timeout_s"] = values.auth_timeout_s(value) if value else 0.0
+            self.settings["websocket.auth_timeout_s"] = values.auth_timeout_s(value) if value != 0 else 0.0
         except Mistake as mistake:
             self._problem(entry.at, f"timeout: {mistake.what}", mistake.advice)
 
