@@ -241,7 +241,7 @@ def test_a_mistake_is_told_without_the_lines_of_the_file_where_there_is_no_descr
     assert outcome.refused == ("b.conf:1:2: what is wrong — what to do",)
 
 
-def test_an_error_that_nobody_expected_is_the_end_of_the_reload_and_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_that_nobody_expected_is_the_end_of_the_reload(caplog: pytest.LogCaptureFixture) -> None:
     router = Router(before := Options())
 
     def reparse(_: Options) -> Options:
