@@ -51,6 +51,7 @@ from gnatswarm.router.config.flags import CommandLine
 from gnatswarm.router.config.option_keys import BY_NAME, Key, Settings, read_node
 from gnatswarm.router.config.option_values import BareSeconds, Mistake
 from gnatswarm.router.config.repetition import in_other_spellings, repeated, same
+from gnatswarm.router.config.suffixed_durations import suffixed_durations
 
 if TYPE_CHECKING:
     from gnatswarm.router.config import conf
@@ -149,10 +150,17 @@ class _Building:
         self._check_spellings(parsed.tree)
         for entry in parsed.tree:
             self._entry(entry)
+        self._check_durations(parsed.tree)
         if not self.is_whole:
             # This block lacks the value of an undefined variable: only the variable is reported.
             places = set(incomplete(parsed.tree, parsed.tree.at))
             self.problems = [one for one in self.problems if one.at not in places or one in parsed.problems]
+
+    def _check_durations(self, tree: Block) -> None:
+        """Say what `10m` without quotes is, in place of what was said of so many seconds."""
+        for one in suffixed_durations(tree):
+            said = self.problems if any(other.at == one.at for other in self.problems) else self.warnings
+            said[:] = [*(other for other in said if other.at != one.at), one]
 
     def _check_spellings(self, tree: Block) -> None:
         """No option has two values in two spellings; in another file the last one counts, as in one spelling."""
