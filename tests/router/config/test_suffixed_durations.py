@@ -12,7 +12,8 @@ from gnatswarm.router.config.options_build import build_parsed
 
 A_USER = "user: a, password: b"
 EXCHANGE = "accounts {{ A {{ exports: [ {{ service: x, response_threshold: {} }} ] }} }}"
-RESPONSES = f"authorization {{{{ users: [ {{{{ {A_USER}, permissions {{{{ allow_responses {{{{ expires: {{}} }}}} }}}} }}}} ] }}}}"
+ALLOWED = "permissions {{ allow_responses {{ expires: {} }} }}"
+RESPONSES = f"authorization {{{{ users: [ {{{{ {A_USER}, {ALLOWED} }}}} ] }}}}"
 
 
 @pytest.mark.parametrize(
