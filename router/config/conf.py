@@ -379,7 +379,8 @@ class _Parser:
         if inner.problems and _ONE_WORD.fullmatch(text):
             return Scalar(at, text, text)  # looks like a number or a date and is neither, such as -secret or 2020-01-01
         if inner.problems or list(tree.entries) != ["value"]:
-            reason = inner.problems[0].what if inner.problems else "it is more than one value"
+            # Without the reason of the parser, which has parts of the text: that is often a secret.
+            reason = "it is no value" if inner.problems else "it is more than one value"
             what = f"variable reference for '{name}' could not be parsed: {reason}"
             raise Unreadable(Problem(at, what, f"put quotes inside the environment variable, as in {name}='\"text\"'"))
         value = tree.entries["value"].value

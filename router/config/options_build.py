@@ -49,7 +49,7 @@ from gnatswarm.router.config.conf_tree import (
 )
 from gnatswarm.router.config.flags import CommandLine
 from gnatswarm.router.config.option_keys import BY_NAME, Key, Settings, read_node
-from gnatswarm.router.config.option_values import BareSeconds, Mistake
+from gnatswarm.router.config.option_values import BareSeconds, Mistake, meant_by_0
 from gnatswarm.router.config.repetition import in_other_spellings, repeated, same
 from gnatswarm.router.config.suffixed_durations import suffixed_durations
 
@@ -217,6 +217,8 @@ class _Building:
         self._check_name()
         self._check_credentials()
         self._check_system_account()
+        if self.settings.get("limits.max_connections") == 0:
+            self.settings["limits.max_connections"] = meant_by_0(is_like_newer=self._is_like_newer)
         sections: dict[str, dict[str, Any]] = {name: {} for name in _SECTIONS}
         top: dict[str, Any] = {}
         for field, value in self.settings.items():

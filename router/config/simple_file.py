@@ -130,7 +130,9 @@ def _judged(parsed: Parsed) -> SimpleFile:
 
 
 def _limits(settings: Settings) -> None:
-    """Limits that have to be lower than others."""
+    """Limits that have to be lower than others, or whose 0 `compatibility` gives a meaning."""
+    if settings.get("limits.max_connections") == 0:
+        raise _NotKnownHere
     pending, payload = settings.get("limits.max_pending_bytes"), settings.get("limits.max_payload_bytes")
     if isinstance(pending, int) and pending < (payload if isinstance(payload, int) else DEFAULT_MAX_PAYLOAD_BYTES):
         raise _NotKnownHere
