@@ -33,7 +33,7 @@ class ClusterBlock:
             what = f"Expected map to define cluster, got {entry.value.kind}"
             self._problem(entry.at, what, "write cluster { name: …, port: 6222 }")
             return
-        self.problems += given_again(entry.value, _NAMES, in_one_spelling=False)
+        self.problems += given_again(entry.value, _NAMES, _LOCKS)
         for inner in entry.value:
             self._entry(inner)
 
@@ -189,6 +189,7 @@ _KEYS: dict[str, Callable[[object], Settings]] = {
     "write_timeout": _sets("write_timeout", values.write_timeout),
     "ping_max": _sets("ping_max", lambda value: values.number(value, 0, 1_000_000)),
 }
+_LOCKS = ("authorization", "permissions", "tls")
 _NAMES = {
     **{name: name for name in (*_KEYS, "routes", "permissions", "tls")},
     **same("host", "net"),

@@ -69,7 +69,7 @@ class LeafNodesBlock:
             self._problem(entry.at, what, f"write {entry.key} {{ remotes [ {{ url: … }} ] }}")
             return
         remotes: Entry | None = None
-        self.problems += given_again(entry.value, _NAMES, in_one_spelling=False)
+        self.problems += given_again(entry.value, _NAMES, ("authorization", "tls"))
         for inner in entry.value:
             key = inner.key.lower()
             if key == "remotes":
@@ -221,7 +221,7 @@ class LeafNodesBlock:
         before = len(self.problems)
         settings: dict[str, object] = {"reconnect_s": self._reconnect_s}
         is_disabled = False
-        self.problems += given_again(block, _REMOTE_NAMES, in_one_spelling=False)
+        self.problems += given_again(block, _REMOTE_NAMES, ["tls"])
         for inner in block:
             key = inner.key.lower()
             if key in ("url", "urls"):
@@ -320,7 +320,7 @@ class LeafNodesBlock:
         if not isinstance(entry.value, Block):
             self._problem(entry.at, f"expected a block, not {entry.value.kind}", "write tls { ca_file: … }")
             return ClientTls()
-        self.problems += given_again(entry.value, {name: name for name in _TLS_KEYS}, in_one_spelling=False)
+        self.problems += given_again(entry.value, {name: name for name in _TLS_KEYS}, ())
         for inner in entry.value:
             key = inner.key.lower()
             if key in ("ca_file", "cert_file", "key_file"):

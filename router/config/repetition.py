@@ -8,7 +8,7 @@ has the name of the option that it is for).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from gnatswarm.router.config.conf_tree import Block, Entry, Position, Problem, plain
 
@@ -28,18 +28,16 @@ def in_other_spellings(block: Block, names: Mapping[str, str]) -> Iterator[tuple
             yield entry, earlier
 
 
-def given_again(block: Block, names: Mapping[str, str], *, in_one_spelling: bool = True) -> list[Problem]:
-    """A problem for each option that is given again.
+def given_again(block: Block, names: Mapping[str, str], locks: Collection[str] | None = None) -> list[Problem]:
+    """A problem for each option that is given again, in one spelling if it is one of `locks` (None: all are).
 
-    `in_one_spelling`: also where its key is the same; else the last one counts there, and the parser has a notice.
+    Of others in one spelling the last one counts, and the parser has a notice.
     """
     found = [repeated(entry, earlier.at) for entry, earlier in in_other_spellings(block, names)]
-    if in_one_spelling:
-        found += [
-            repeated(entry, entry.replaces)
-            for entry in block
-            if entry.replaces is not None and entry.key.lower() in names
-        ]
+    for entry in block:
+        name = names.get(entry.key.lower())
+        if entry.replaces is not None and name is not None and (locks is None or name in locks):
+            found.append(repeated(entry, entry.replaces))
     return found
 
 

@@ -55,7 +55,7 @@ class TlsBlock:
                 entry.at, f"expected a block, not {entry.value.kind}", "write tls { cert_file: …, key_file: … }"
             )
             return
-        self.problems += given_again(entry.value, _NAMES, in_one_spelling=False)
+        self.problems += given_again(entry.value, _NAMES, ())
         for inner in entry.value:
             self._entry(inner)
         if not self.is_empty and not self.problems:

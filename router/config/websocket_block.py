@@ -45,7 +45,7 @@ class WebSocketBlock:
             what = f"Expected websocket to be a map, got {entry.value.kind}"
             self.problems.append(Problem(entry.at, what, "write websocket { port: … }"))
             return
-        self.problems += given_again(entry.value, _NAMES, in_one_spelling=False)
+        self.problems += given_again(entry.value, _NAMES, ["tls"])
         for inner in entry.value:
             self._entry(inner)
             if inner.key.lower() == "no_auth_user":

@@ -80,6 +80,11 @@ def test_a_lock_that_is_also_a_variable_is_refused_when_it_is_given_again() -> N
         ("leafnodes { remotes: [ {url: 'nats://a:1', urls: ['nats://b:1']} ] }", "urls"),
         ("leafnodes { remotes: [ {url: 'tls://a:1', tls { insecure: false, Insecure: true }} ] }", "Insecure"),
         ("placement { after_scale: stay, After_Scale: even }", "After_Scale"),
+        ("cluster { port: 1, authorization { user: a, password: b }, authorization {} }", "authorization"),
+        ("cluster { port: 1, permissions { import: a }, permissions {} }", "permissions"),
+        ("leafnodes { port: 1, authorization { user: a, password: b }, authorization {} }", "authorization"),
+        ("leafnodes { port: 1, tls { cert_file: c, key_file: k, verify: true }, tls {} }", "tls"),
+        ("websocket { port: 1, tls { cert_file: c, key_file: k, verify: true }, tls {} }", "tls"),
     ],
 )
 def test_a_second_spelling_in_a_block_is_refused(text: str, key: str) -> None:
@@ -87,6 +92,12 @@ def test_a_second_spelling_in_a_block_is_refused(text: str, key: str) -> None:
         options_from(text)
     assert f"{key} is given again — keep one; the other is at" in str(caught.value)
     assert simple_file(parse_text(text)) is None
+
+
+def test_in_one_spelling_the_last_of_other_options_counts_and_is_told() -> None:
+    options = options_from("cluster { port: -1, host: '127.0.0.1', host: localhost }")
+    assert options.cluster.host == "localhost"
+    assert any("'host' is given again; this value counts" in notice for notice in options.notices)
 
 
 @pytest.mark.parametrize(
