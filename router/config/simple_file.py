@@ -102,10 +102,11 @@ def _judged(parsed: Parsed) -> SimpleFile:
     has_credentials = False
     for entry in parsed.tree:
         name = entry.key.lower()
-        if entry.replaces is not None or name in seen:
-            raise _NotKnownHere
-        seen.add(name)
         key = BY_NAME.get(name)
+        option = name if key is None else key.names[0]
+        if entry.replaces is not None or option in seen:
+            raise _NotKnownHere
+        seen.add(option)
         if key is not None and key.names[0] in _ALONE | _NAMING:
             try:
                 settings |= read_node(key, entry.value)

@@ -37,6 +37,7 @@ def test_a_second_spelling_of_a_top_level_option_is_refused(text: str, said: str
     with pytest.raises(ConfigError) as caught:
         options_from(text, "t")
     assert said in str(caught.value)
+    assert simple_file(parse_text(text)) is None
 
 
 def test_a_lock_that_is_also_a_variable_is_refused_when_it_is_given_again() -> None:
