@@ -2,8 +2,8 @@
 
 The parser keeps the last entry of each key as it is written, because names of accounts, subjects and variables differ
 where their case does. Names of options do not: `Users` and `users` are one, and so are `pass` and `password`. Of two
-spellings nats-server takes either, by chance; here it is a problem, unless both have the same value (a variable often
-has the name of the option that it is for).
+spellings nats-server takes either, by chance, or both (users, accounts); here it is a problem, unless both have the
+same value (a variable often has the name of the option that it is for).
 """
 
 from __future__ import annotations
