@@ -11,7 +11,7 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     max_payload_bytes: int = 1024 * 1024  # payload and header together; a larger message gets -ERR and a close
     max_control_line_bytes: int = 4096  # arguments of one operation, verb and CRLF not counted
-    max_connections: int = 65_536  # over the whole broker
+    max_connections: int = 65_536  # over the whole broker; -1 or 0: no limit; 0 with compatibility "2.9": the default
     max_subscriptions: int = 0  # per client, and per connection of a leaf node or to a hub; 0: no limit
     max_subject_tokens: int = 0  # 1 to 255: of the subject of a subscription; 0: no limit
     max_pending_bytes: int = 64 * 1024 * 1024  # bytes queued for one client; above it, the client is a slow consumer

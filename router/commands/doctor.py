@@ -23,6 +23,8 @@ from collections.abc import Iterator
 
 import msgspec
 
+from gnatswarm.broker.bounds import NO_MAX_CONNECTIONS
+from gnatswarm.broker.limits import Limits
 from gnatswarm.broker.options import Options
 from gnatswarm.router.commands.first_screen import is_compiled
 from gnatswarm.router.config.conf_tree import ConfigError
@@ -215,13 +217,15 @@ def _open_files(options: Options) -> Finding:
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard == resource.RLIM_INFINITY:
         return Finding("open files", OK, "no limit")
-    wanted = options.limits.max_connections
+    wanted, shown = options.limits.max_connections, str(options.limits.max_connections)
+    if wanted == NO_MAX_CONNECTIONS:
+        wanted, shown = Limits().max_connections, "without limit"
     advice = f"raise it: LimitNOFILE={wanted + 1024} in a unit file, `ulimit -n`, or /etc/security/limits.conf"
     if hard < LEAST_OPEN_FILES:
         return Finding("open files", FAIL, f"at most {hard} for each process", advice)
     found = f"at most {hard} for each process, and each shard needs one for each of its clients"
     if hard < wanted + 256:
-        return Finding("open files", WARN, f"{found}; max_connections is {wanted}", advice)
+        return Finding("open files", WARN, f"{found}; max_connections is {shown}", advice)
     return Finding("open files", OK, found)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from gnatswarm.broker.options import GLOBAL_ACCOUNT, Account, Mapping, Permissions, PublishLimits, User
 from gnatswarm.router.config import not_offered
 from gnatswarm.router.config import option_values as values
-from gnatswarm.router.config.conf_tree import Block, Entry, List, Position, Problem, Scalar, text_in
+from gnatswarm.router.config.conf_tree import Block, Entry, List, Position, Problem, Scalar, plain, text_in
 from gnatswarm.router.config.imports_exports_block import ImportsExportsBlock
 from gnatswarm.router.config.imports_exports_rules import exchange_problems
 from gnatswarm.router.config.mappings_block import MappingsBlock
@@ -17,6 +17,7 @@ from gnatswarm.router.config.message_trace_block import message_trace
 from gnatswarm.router.config.option_values import Mistake
 from gnatswarm.router.config.permission_block import PermissionBlock
 from gnatswarm.router.config.publish_limits_block import publish_limits
+from gnatswarm.router.config.repetition import given_again, same
 from gnatswarm.router.config.user_list import UserList, unknown_field, with_defaults
 
 _LIMITS = {
@@ -42,6 +43,8 @@ _KEYS = (
     *("exports", "imports", "mappings", "users", "limits", "default_permissions", "publish_limits", "nkey"),
     "msg_trace",
 )
+# Every name of them: `mappings` and `maps` may be given both, and are read as one.
+_NAMES = {name: name for name in (*_KEYS, "maps", "jetstream")} | same("msg_trace", "trace_dest")
 
 
 class Accounts:
@@ -108,10 +111,9 @@ class Accounts:
         rate: PublishLimits | None = None
         has_jetstream = False
         trace = "", 100
+        self.problems += given_again(block, _NAMES) if block is not None else []
         for entry in block or ():
             key = entry.key.lower()
-            if entry.replaces is not None:
-                self._problem(entry.at, f"{entry.key} is given again", "keep one")
             if key == "users":
                 users = UserList(entry, self.problems, name)
             elif key == "publish_limits":
@@ -179,7 +181,7 @@ class Accounts:
 
     def _jetstream_limit(self, entry: Entry) -> None:
         key = entry.key.lower()
-        value = entry.value.value if isinstance(entry.value, Scalar) else None
+        value = plain(entry.value)
         try:
             if key in _JETSTREAM_SIZES:
                 values.number(value, -1, 2**63 - 1, "bytes")
@@ -201,6 +203,7 @@ class Accounts:
         if not isinstance(block, Block):
             self._problem(entry.at, f"Expected limits to be a map/struct, got {block.kind}", "write { max_subs: 100 }")
             return
+        self.problems += given_again(block, _LIMITS)
         for inner in block:
             name = _LIMITS.get(inner.key.lower())
             if name is None:
@@ -208,8 +211,7 @@ class Accounts:
                     self._problem(inner.at, f'Unknown field "{inner.key}" parsing account limits', "remove it")
                 continue
             try:
-                value = inner.value.value if isinstance(inner.value, Scalar) else None
-                most = values.number(value, -1, 2**31 - 1, "bytes" if name == "payload" else "")
+                most = values.number(plain(inner.value), -1, 2**31 - 1, "bytes" if name == "payload" else "")
             except Mistake as mistake:
                 self._problem(inner.at, f"{inner.key}: {mistake.what}", mistake.advice)
                 continue

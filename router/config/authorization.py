@@ -14,6 +14,7 @@ from gnatswarm.router.config.conf_tree import Block, Entry, List, Position, Prob
 from gnatswarm.router.config.option_keys import Settings
 from gnatswarm.router.config.option_values import Mistake
 from gnatswarm.router.config.permission_block import PermissionBlock
+from gnatswarm.router.config.repetition import given_again
 from gnatswarm.router.config.user_list import BAD_HASH, NAMES, UserList, known, text_of, with_defaults
 
 _DEFAULTS = ("default_permission", "default_permissions", "permissions")
@@ -37,6 +38,7 @@ class Authorization:
             return
         if not block.entries:
             self.notices.append(Problem(entry.at, "authorization is empty", "nobody has to authenticate"))
+        self.problems += given_again(block, _BLOCK_KEYS)
         users: tuple[User, ...] | None = None
         defaults: Permissions | None = None
         given: dict[str, str] = {}
@@ -45,8 +47,6 @@ class Authorization:
             if name == "users":
                 users = self._users(inner)
             elif name == "defaults":
-                if defaults is not None:
-                    self._problem(inner.at, f"{inner.key} is given again", "keep one")
                 defaults = PermissionBlock(inner, self.problems).permissions
             elif name == "timeout":
                 self._timeout(inner)

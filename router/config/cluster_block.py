@@ -11,10 +11,11 @@ from urllib.parse import unquote, urlsplit
 from gnatswarm.broker.options import Permissions
 from gnatswarm.router.config import not_offered
 from gnatswarm.router.config import option_values as values
-from gnatswarm.router.config.conf_tree import Block, Entry, List, Node, Position, Problem, Scalar, text_in
+from gnatswarm.router.config.conf_tree import Block, Entry, List, Node, Position, Problem, Scalar, plain, text_in
 from gnatswarm.router.config.option_keys import Settings
 from gnatswarm.router.config.option_values import BareSeconds, Mistake
 from gnatswarm.router.config.permission_block import PermissionBlock
+from gnatswarm.router.config.repetition import given_again, same
 from gnatswarm.router.config.tls_block import TlsBlock
 from gnatswarm.router.config.user_list import unknown_field
 
@@ -32,6 +33,7 @@ class ClusterBlock:
             what = f"Expected map to define cluster, got {entry.value.kind}"
             self._problem(entry.at, what, "write cluster { name: …, port: 6222 }")
             return
+        self.problems += given_again(entry.value, _NAMES, _LOCKS)
         for inner in entry.value:
             self._entry(inner)
 
@@ -39,7 +41,7 @@ class ClusterBlock:
         key = entry.key.lower()
         if key in _KEYS:
             try:
-                found = _KEYS[key](entry.value.value if isinstance(entry.value, Scalar) else None)
+                found = _KEYS[key](plain(entry.value))
                 self.settings |= {f"cluster.{name}": value for name, value in found.items()}
             except BareSeconds as bare:
                 self.settings |= {f"cluster.{name}": value for name, value in _KEYS[key](f"{bare.seconds}s").items()}
@@ -65,7 +67,7 @@ class ClusterBlock:
         for item in items:
             text = text_in(item)
             try:
-                found.append(values.route_url(text))
+                found.append(values.route_url(plain(item) if text is None else text))
             except Mistake as mistake:
                 self._problem(item.at, mistake.what, mistake.advice)
         self.settings["cluster.routes"] = tuple(found)
@@ -91,12 +93,12 @@ class ClusterBlock:
             what = f"{entry.key}: expected a block, not {entry.value.kind}"
             self._problem(entry.at, what, "write authorization { user: …, password: … }")
             return
+        self.problems += given_again(entry.value, _AUTHORIZATION | {"permissions": "permissions"})
         for inner in entry.value:
             name = _AUTHORIZATION.get(inner.key.lower(), "")
             if name == "timeout":
-                value = inner.value.value if isinstance(inner.value, Scalar) else None
                 try:
-                    self.settings["cluster.auth_timeout_s"] = values.auth_timeout_s(value)
+                    self.settings["cluster.auth_timeout_s"] = values.auth_timeout_s(plain(inner.value))
                 except BareSeconds as bare:
                     self.settings["cluster.auth_timeout_s"] = bare.seconds
                 except Mistake as mistake:
@@ -136,7 +138,7 @@ class ClusterBlock:
 
 
 def listen_url(value: object) -> Settings:
-    """The settings of --cluster: nats://[user:password@]host:port."""
+    """The settings of --cluster: nats://[user:password@]host:port. Without a user, the file's does not count."""
     text = values.text(value)
     url = text if "://" in text else f"nats://{text}"
     try:
@@ -150,12 +152,14 @@ def listen_url(value: object) -> Settings:
         parts, port = urlsplit(head), -1
     if port is None:
         raise Mistake("expected an address with a port", "write nats://0.0.0.0:6222")
-    found: Settings = {"cluster.host": values.host(parts.hostname or ""), "cluster.port": port}
-    if parts.username:
-        if parts.password is None:
-            raise Mistake("Expected user and password", "write nats://user:password@host:6222")
-        found |= {"cluster.user": unquote(parts.username), "cluster.password": unquote(parts.password)}
-    return found
+    if parts.username is not None and parts.password is None:
+        raise Mistake("Expected user and password", "write nats://user:password@host:6222")
+    return {
+        "cluster.host": values.host(parts.hostname or ""),
+        "cluster.port": port,
+        "cluster.user": unquote(parts.username or ""),
+        "cluster.password": unquote(parts.password or ""),
+    }
 
 
 def _listen(value: object) -> Settings:
@@ -184,4 +188,11 @@ _KEYS: dict[str, Callable[[object], Settings]] = {
     "write_deadline": _sets("write_deadline_s", values.interval_s),
     "write_timeout": _sets("write_timeout", values.write_timeout),
     "ping_max": _sets("ping_max", lambda value: values.number(value, 0, 1_000_000)),
+}
+_LOCKS = ("authorization", "permissions", "tls")
+_NAMES = {
+    **{name: name for name in (*_KEYS, "routes", "permissions", "tls")},
+    **same("host", "net"),
+    **same("advertise", "cluster_advertise"),
+    **same("authorization", "authentication"),
 }

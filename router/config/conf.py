@@ -81,6 +81,11 @@ def _real(path: str) -> str:
         return ""
 
 
+def overridden(entry: Entry, earlier: Position) -> Problem:
+    """The notice of a key that is given again, in place of what an earlier one says."""
+    return Problem(entry.at, f"{entry.key!r} is given again; this value counts", f"remove it at {earlier}")
+
+
 class _Reading:
     """The state that the parsers of a file and its includes share."""
 
@@ -260,10 +265,10 @@ class _Parser:
 
     def _put(self, block: Block, entry: Entry) -> None:
         earlier = block.entries.get(entry.key)
-        if earlier is not None and not earlier.used:
+        if earlier is not None:
             entry.replaces = earlier.at
-            note = Problem(entry.at, f"{entry.key!r} is given again; this value counts", f"remove it at {earlier.at}")
-            self.reading.notices.append(note)
+            if not earlier.used:
+                self.reading.notices.append(overridden(entry, earlier.at))
         block.entries[entry.key] = entry
 
     def _value(self) -> Node | None:
@@ -374,7 +379,8 @@ class _Parser:
         if inner.problems and _ONE_WORD.fullmatch(text):
             return Scalar(at, text, text)  # looks like a number or a date and is neither, such as -secret or 2020-01-01
         if inner.problems or list(tree.entries) != ["value"]:
-            reason = inner.problems[0].what if inner.problems else "it is more than one value"
+            # Without the reason of the parser, which has parts of the text: that is often a secret.
+            reason = "it is no value" if inner.problems else "it is more than one value"
             what = f"variable reference for '{name}' could not be parsed: {reason}"
             raise Unreadable(Problem(at, what, f"put quotes inside the environment variable, as in {name}='\"text\"'"))
         value = tree.entries["value"].value

@@ -13,7 +13,7 @@ from gnatswarm.broker.subject import is_literal, is_valid_subscription
 from gnatswarm.broker.transform import TransformError
 from gnatswarm.router.config import not_offered
 from gnatswarm.router.config import option_values as values
-from gnatswarm.router.config.conf_tree import Block, Entry, List, Node, Position, Problem, Scalar, text_in
+from gnatswarm.router.config.conf_tree import Block, Entry, List, Node, Position, Problem, Scalar, plain, text_in
 from gnatswarm.router.config.option_values import BareSeconds, Mistake
 from gnatswarm.router.config.user_list import unknown_field
 
@@ -224,11 +224,11 @@ class ImportsExportsBlock:
                 )
         if "threshold" in keys:
             node = keys["threshold"].value
-            value = node.value if isinstance(node, Scalar) else None
             try:
-                threshold_s = values.duration_s(value) or threshold_s
+                threshold_s = values.duration_s(plain(node)) or threshold_s
             except (BareSeconds, Mistake) as mistake:
-                what = f'Expected response threshold to be a parseable time duration, got "{value}"'
+                got = f'"{node.value}"' if isinstance(node, Scalar) else node.kind
+                what = f"Expected response threshold to be a parseable time duration, got {got}"
                 advice = (
                     mistake.advice if isinstance(mistake, Mistake) else 'write it in quotes with a unit, as in "5s"'
                 )
@@ -287,10 +287,12 @@ class ImportsExportsBlock:
                 what = f'Error adding stream import "{subject}": stream import prefix can not contain wildcard tokens'
                 self._problem(keys["prefix"].at, what, "write tokens separated by single dots")
                 return ""
-            return f"{prefix.removesuffix('.')}.{subject}" if prefix else subject
-        if "to" not in keys:
+            entry, to = keys["prefix"], f"{prefix.removesuffix('.')}.{subject}" if prefix else ""
+        elif "to" in keys:
+            entry = keys["to"]
+            to = self._text(entry.value, "to")
+        else:
             return subject
-        to = self._text(keys["to"].value, "to")
         if not to or not subject:
             return subject if not to else ""
         try:
@@ -299,7 +301,8 @@ class ImportsExportsBlock:
         except TransformError as error:
             kind = "service" if is_service else "stream"
             what = f'Error adding {kind} import "{subject}" as "{to}": {error}'
-            self._problem(keys["to"].at, what, "write $1 for what the first * of the subject stands for")
+            advice = "write $1 for what the first * of the subject stands for"
+            self._problem(entry.at, what, advice if "to" in keys else "write a prefix without $1 and the like")
             return ""
         return to
 

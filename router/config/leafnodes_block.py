@@ -15,9 +15,10 @@ from gnatswarm.broker.options import GLOBAL_ACCOUNT, ClientTls, LeafRemote, User
 from gnatswarm.broker.subject import is_valid_subscription
 from gnatswarm.router.config import not_offered
 from gnatswarm.router.config import option_values as values
-from gnatswarm.router.config.conf_tree import Block, Entry, List, Node, Position, Problem, Scalar, text_in
+from gnatswarm.router.config.conf_tree import Block, Entry, List, Node, Position, Problem, Scalar, plain, text_in
 from gnatswarm.router.config.option_keys import Settings
 from gnatswarm.router.config.option_values import BareSeconds, Mistake
+from gnatswarm.router.config.repetition import given_again, same
 from gnatswarm.router.config.tls_block import TlsBlock
 from gnatswarm.router.config.user_list import BAD_HASH, known, not_enforced, unknown_field
 
@@ -36,6 +37,16 @@ _LOGIN = re.compile("//[^/@]*@")
 _REMOTE_KEYS = ("url", "urls", "account", "local", "credentials", "creds", "nkey", "seed", "tls", "deny_imports",
                 "deny_import", "deny_exports", "deny_export", "reconnect_delay", "disabled",
                 *_SWITCHES, *_TIMES)  # fmt: skip
+_REMOTE_NAMES = {
+    **{name: name for name in _REMOTE_KEYS},
+    **_SWITCHES,
+    **same("urls", "url"),
+    **same("account", "local"),
+    **same("credentials", "creds"),
+    **same("seed", "nkey"),
+    **same("deny_imports", "deny_import"),
+    **same("deny_exports", "deny_export"),
+}
 _USER_KEYS = {"user": "user", "username": "user", "pass": "password", "password": "password", "account": "account",
               "nkey": "nkey"}  # fmt: skip
 _TLS_KEYS = ("ca_file", "cert_file", "key_file", "insecure", "timeout", "verify")
@@ -58,6 +69,7 @@ class LeafNodesBlock:
             self._problem(entry.at, what, f"write {entry.key} {{ remotes [ {{ url: … }} ] }}")
             return
         remotes: Entry | None = None
+        self.problems += given_again(entry.value, _NAMES, ("authorization", "tls"))
         for inner in entry.value:
             key = inner.key.lower()
             if key == "remotes":
@@ -94,7 +106,9 @@ class LeafNodesBlock:
             self._authorization(entry)
             return
         try:
-            self.settings |= _PORT_KEYS[key](entry.value.value if isinstance(entry.value, Scalar) else None)
+            self.settings |= _PORT_KEYS[key](plain(entry.value))
+        except BareSeconds as bare:
+            self.settings |= _PORT_KEYS[key](f"{bare.seconds}s")
         except Mistake as mistake:
             self._problem(entry.at, f"{entry.key}: {mistake.what}", mistake.advice)
 
@@ -106,13 +120,14 @@ class LeafNodesBlock:
             return
         users: tuple[User, ...] | None = None
         given: dict[str, str] = {}
+        self.problems += given_again(entry.value, _USER_KEYS | {"users": "users", "timeout": "timeout"})
         for inner in entry.value:
             key = inner.key.lower()
             if key == "users":
                 users = self._users(inner)
             elif key == "timeout":
                 try:
-                    seconds = values.auth_timeout_s(inner.value.value if isinstance(inner.value, Scalar) else None)
+                    seconds = values.auth_timeout_s(plain(inner.value))
                     self.settings["leafnodes.auth_timeout_s"] = seconds
                 except Mistake as mistake:
                     self._problem(inner.at, f"timeout: {mistake.what}", mistake.advice)
@@ -145,6 +160,7 @@ class LeafNodesBlock:
                 self._problem(item.at, what, "write {user: …, password: …}")
                 continue
             given: dict[str, str] = {}
+            self.problems += given_again(item, _USER_KEYS)
             for inner in item:
                 if inner.key.lower() in _USER_KEYS:
                     given[_USER_KEYS[inner.key.lower()]] = self._text(inner)
@@ -205,6 +221,7 @@ class LeafNodesBlock:
         before = len(self.problems)
         settings: dict[str, object] = {"reconnect_s": self._reconnect_s}
         is_disabled = False
+        self.problems += given_again(block, _REMOTE_NAMES, ["tls"])
         for inner in block:
             key = inner.key.lower()
             if key in ("url", "urls"):
@@ -275,7 +292,7 @@ class LeafNodesBlock:
     def _credentials(self, entry: Entry) -> dict[str, object]:
         from gnatswarm.shards.boundary.seeds import read_creds
 
-        path = self._text(entry)
+        path = self._path(entry)
         if not path:
             return {}
         try:
@@ -303,10 +320,11 @@ class LeafNodesBlock:
         if not isinstance(entry.value, Block):
             self._problem(entry.at, f"expected a block, not {entry.value.kind}", "write tls { ca_file: … }")
             return ClientTls()
+        self.problems += given_again(entry.value, {name: name for name in _TLS_KEYS}, ())
         for inner in entry.value:
             key = inner.key.lower()
             if key in ("ca_file", "cert_file", "key_file"):
-                settings[key] = self._text(inner)
+                settings[key] = self._path(inner)
             elif key == "insecure":
                 settings["insecure"] = self._boolean(inner)
                 if settings["insecure"]:
@@ -362,16 +380,23 @@ class LeafNodesBlock:
             return ""
         return text
 
+    def _path(self, entry: Entry) -> str:
+        try:
+            return values.path(self._text(entry))
+        except Mistake as mistake:
+            self._problem(entry.at, f"{entry.key}: {mistake.what}", mistake.advice)
+            return ""
+
     def _boolean(self, entry: Entry) -> bool:
         try:
-            return values.boolean(entry.value.value if isinstance(entry.value, Scalar) else None)
+            return values.boolean(plain(entry.value))
         except Mistake as mistake:
             self._problem(entry.at, f"{entry.key}: {mistake.what}", mistake.advice)
             return False
 
     def _seconds(self, entry: Entry, default: float) -> float:
         try:
-            return values.duration_s(entry.value.value if isinstance(entry.value, Scalar) else None) or default
+            return values.duration_s(plain(entry.value)) or default
         except BareSeconds as bare:
             return bare.seconds or default
         except Mistake as mistake:
@@ -387,6 +412,8 @@ def _keys(block: Block) -> list[str]:
 
 
 def _listen(value: object) -> Settings:
+    if not isinstance(value, str):  # a port alone leaves the host as it is
+        return {"leafnodes.port": values.http_port(value)}
     host, port = values.listen(value)
     return {"leafnodes.host": host, "leafnodes.port": port}
 
@@ -421,4 +448,11 @@ _PORT_KEYS: dict[str, Callable[[object], Settings]] = {
     "write_timeout": _sets("write_timeout", values.write_timeout),
     "authorization": _nothing,
     "tls": _nothing,
+}
+_NAMES = {
+    **{name: name for name in (*_PORT_KEYS, "remotes")},
+    **same("reconnect", "reconnect_delay", "reconnect_interval"),
+    **same("host", "net"),
+    **same("advertise", "leafnode_advertise"),
+    **same("isolate", "isolate_leafnode_interest"),
 }

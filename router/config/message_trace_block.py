@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from gnatswarm.broker.subject import is_literal
 from gnatswarm.router.config.conf_tree import Block, Problem, Scalar, text_in
+from gnatswarm.router.config.repetition import given_again
 from gnatswarm.router.config.user_list import unknown_field
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ def message_trace(entry: Entry, problems: list[Problem]) -> tuple[str, int]:
         return _destination(entry, problems), 100
     destination, percent, has_sampling = "", 100, False
     has_destination = False
+    problems += given_again(value, {"dest": "dest", "sampling": "sampling"})
     for inner in value:
         key = inner.key.lower()
         if key == "dest":

@@ -74,6 +74,8 @@ def _stats(value: object) -> Settings:
     if not isinstance(value, dict):
         raise values.Mistake(f"expected a block, not {values.kind_of(value)}", "write stats { … } or stats: false")
     found: Settings = {}
+    if len({name.lower() for name in value}) < len(value):
+        raise values.Mistake("a field is given again, in another spelling", "keep one")
     for name, inner in value.items():
         read = _STATS.get(name.lower())
         if read is None:

@@ -252,9 +252,14 @@ def max_control_line_bytes(value: object) -> int:
 
 
 def max_connections(value: object) -> int:
-    """0: the default, negative: no limit."""
+    """Negative: no limit. 0 stays 0, because `compatibility` says what it means (see `meant_by_0`)."""
     count = number(value, -1, NO_MAX_CONNECTIONS)
-    return NO_MAX_CONNECTIONS if count < 0 else count or int(_default("max_connections"))
+    return NO_MAX_CONNECTIONS if count < 0 else count
+
+
+def meant_by_0(*, is_like_newer: bool) -> int:
+    """What `max_connections: 0` is: no limit in nats-server 2.15, the default in 2.9."""
+    return NO_MAX_CONNECTIONS if is_like_newer else int(_default("max_connections"))
 
 
 def max_subscriptions(value: object) -> int:

@@ -1,9 +1,9 @@
 """Makes `Options` of a configuration file and a command line, and reports every problem at once.
 
-Flags override the file; credentials count as one option, so that a token by flag replaces a user in the file. Reads the
-file and its includes, and the environment for `$variables`; starts nothing, logs nothing, keeps no state. Called at
-start, by `-t`, and at every reload. Modules of blocks are imported where a file has the block: before the port is open,
-every import counts.
+Flags override the file; a token by flag replaces a user in the file, too, but a user by flag has the file's password.
+Reads the file and its includes, and the environment for `$variables`; starts nothing, logs nothing, keeps no state.
+Called at start, by `-t`, and at every reload. Modules of blocks are imported where a file has the block: before the
+port is open, every import counts.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ from gnatswarm.router.config.conf_tree import (
 )
 from gnatswarm.router.config.flags import CommandLine
 from gnatswarm.router.config.option_keys import BY_NAME, Key, Settings, read_node
-from gnatswarm.router.config.option_values import BareSeconds, Mistake
+from gnatswarm.router.config.option_values import BareSeconds, Mistake, meant_by_0
+from gnatswarm.router.config.repetition import in_other_spellings, repeated, same
+from gnatswarm.router.config.suffixed_durations import suffixed_durations
 
 if TYPE_CHECKING:
     from gnatswarm.router.config import conf
@@ -74,6 +76,14 @@ _SECTIONS = (
 _LOCKS = ("authorization", "accounts", "tls", "websocket", "ws", "leafnodes", "leaf", "cluster")
 # The rules of two blocks would have no order among them.
 _ONCE = (*_LOCKS, "placement")
+# Every name of what a file gives once; only the first of an option's names counts for all.
+_NAMES = (
+    {name: name for name in (*_ONCE, *not_offered.RESTRICTS)}
+    | same("websocket", "ws")
+    | same("leafnodes", "leaf")
+    | same("mappings", "maps")
+    | {name: key.names[0] for name, key in BY_NAME.items()}
+)
 _TLS_FLAGS = ("tls", "tlsverify", "tlscert", "tlskey", "tlscacert")
 _CREDENTIALS = ("auth_token", "auth_user", "auth_password")
 _EMPTY = "the file is empty, and without it everybody may connect, who had to log in before"
@@ -137,18 +147,35 @@ class _Building:
         self.problems += parsed.problems
         self.notices += parsed.notices
         self.is_whole = parsed.is_whole
+        self._check_spellings(parsed.tree)
         for entry in parsed.tree:
             self._entry(entry)
+        self._check_durations(parsed.tree)
         if not self.is_whole:
             # This block lacks the value of an undefined variable: only the variable is reported.
             places = set(incomplete(parsed.tree, parsed.tree.at))
             self.problems = [one for one in self.problems if one.at not in places or one in parsed.problems]
 
+    def _check_durations(self, tree: Block) -> None:
+        """Say what `10m` without quotes is, in place of what was said of so many seconds."""
+        for one in suffixed_durations(tree):
+            said = self.problems if any(other.at == one.at for other in self.problems) else self.warnings
+            said[:] = [*(other for other in said if other.at != one.at), one]
+
+    def _check_spellings(self, tree: Block) -> None:
+        """No option has two values in two spellings; in another file the last one counts, as in one spelling."""
+        for entry, earlier in in_other_spellings(tree, _NAMES):
+            if entry.key.lower() in BY_NAME and entry.at.file != earlier.at.file:
+                from gnatswarm.router.config.conf import overridden
+
+                self.notices.append(overridden(entry, earlier.at))
+            else:
+                self.problems.append(repeated(entry, earlier.at))
+
     def add_flags(self, line: CommandLine) -> None:
         """Add the settings of the command line, which override the file's."""
         given = line.settings
-        # Credentials by flag replace all credentials of the file: a mix of both is never intended.
-        if any(field in given for field in _CREDENTIALS):
+        if "auth_token" in given:
             for field in _CREDENTIALS:
                 self.settings.pop(field, None)
         for field, (flag, value, check) in given.items():
@@ -156,15 +183,30 @@ class _Building:
                 self._set(_COMMAND_LINE, {field: check(value)})
             except Mistake as mistake:
                 self._problem(_COMMAND_LINE, f"-{flag}: {mistake.what}", mistake.advice)
-        if line.values.get("cluster"):
-            from gnatswarm.router.config.cluster_block import listen_url
-
-            try:
-                self._set(_COMMAND_LINE, listen_url(line.values["cluster"]))
-            except Mistake as mistake:
-                self._problem(_COMMAND_LINE, f"-{line.spelled['cluster']}: {mistake.what}", mistake.advice)
+        if "cluster" in line.values:
+            self._cluster_flag(line, line.values["cluster"])
         for flag in line.unoffered:
             self._notice(_COMMAND_LINE, f"-{flag} is not offered and was ignored", not_offered.FLAGS_OPEN[flag])
+
+    def _cluster_flag(self, line: CommandLine, value: object) -> None:
+        """Where members connect, instead of what the file says; "": there is no cluster."""
+        if not value:
+            self.settings.pop("cluster.port", None)
+            if "cluster.routes" not in line.settings:
+                self.settings.pop("cluster.routes", None)
+            return
+        from gnatswarm.router.config.cluster_block import listen_url
+
+        flag = f"-{line.spelled['cluster']}"
+        try:
+            found = listen_url(value)
+        except Mistake as mistake:
+            self._problem(_COMMAND_LINE, f"{flag}: {mistake.what}", mistake.advice)
+            return
+        if self.settings.get("cluster.user") and not found["cluster.user"]:
+            what = f"{flag} has no user, and the file's is not asked for: every server may join the cluster"
+            self._notice(_COMMAND_LINE, what, "write nats://user:password@host:6222")
+        self._set(_COMMAND_LINE, found)
 
     def finish(self, line: CommandLine, parsed: conf.Parsed | None) -> Built:
         """Options, after the checks that need all settings."""
@@ -175,6 +217,8 @@ class _Building:
         self._check_name()
         self._check_credentials()
         self._check_system_account()
+        if self.settings.get("limits.max_connections") == 0:
+            self.settings["limits.max_connections"] = meant_by_0(is_like_newer=self._is_like_newer)
         sections: dict[str, dict[str, Any]] = {name: {} for name in _SECTIONS}
         top: dict[str, Any] = {}
         for field, value in self.settings.items():
@@ -221,7 +265,7 @@ class _Building:
         key = BY_NAME.get(name)
         if entry.replaces is not None and (name in _ONCE or name in not_offered.RESTRICTS):
             # In the real server the last one counts; if it had fewer rules, it would silently open the broker.
-            self._problem(entry.at, f"{name} is given again", f"keep one; the other is at {entry.replaces}")
+            self.problems.append(repeated(entry, entry.replaces))
         if name == "authorization":
             from gnatswarm.router.config.authorization import Authorization
 
@@ -242,8 +286,6 @@ class _Building:
         elif name in ("mappings", "maps"):
             from gnatswarm.router.config.mappings_block import MappingsBlock
 
-            if "mappings" in self.settings:
-                self._problem(entry.at, f"{name} is given again", "keep one")
             mappings = MappingsBlock(entry, self.problems, self.notices, self._cluster)
             self._set(entry.at, {"mappings": mappings.mappings})
         elif name == "tls":

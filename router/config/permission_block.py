@@ -9,8 +9,9 @@ from __future__ import annotations
 from gnatswarm.broker.options import Permissions
 from gnatswarm.broker.subject import is_valid_subscription
 from gnatswarm.router.config import option_values as values
-from gnatswarm.router.config.conf_tree import Block, Entry, List, Node, Position, Problem, Scalar, text_in
+from gnatswarm.router.config.conf_tree import Block, Entry, List, Node, Position, Problem, Scalar, plain, text_in
 from gnatswarm.router.config.option_values import Mistake
+from gnatswarm.router.config.repetition import given_again
 
 _SIDES = {
     "publish": "publish",
@@ -135,6 +136,7 @@ class PermissionBlock:
             self._problem(entry.at, what, 'write true, or { max: 1, expires: "2m" }')
             return
         self._responses = DEFAULT_RESPONSES
+        self._problems += given_again(node, _RESPONSE_KEYS)
         for inner in node:
             key = _RESPONSE_KEYS.get(inner.key.lower())
             if key is None:
@@ -147,7 +149,7 @@ class PermissionBlock:
                 self._problem(inner.at, f"{inner.key}: {mistake.what}", mistake.advice)
 
     def _read_response(self, key: str, node: Node) -> None:
-        value = node.value if isinstance(node, Scalar) else None
+        value = plain(node)
         if key == "max":
             self._responses = max(values.number(value, -(2**31), 2**31 - 1), -1) or DEFAULT_RESPONSES
             return

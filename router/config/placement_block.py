@@ -10,9 +10,10 @@ from gnatswarm.broker.options import PlacementRule
 from gnatswarm.broker.placement_rules import KINDS, NAMES, NONE, SUBJECT, Patterns, Subjects
 from gnatswarm.broker.subject import is_valid_subscription
 from gnatswarm.router.config import option_values as values
-from gnatswarm.router.config.conf_tree import Block, Entry, List, Node, Position, Problem, Scalar, text_in
+from gnatswarm.router.config.conf_tree import Block, Entry, List, Node, Position, Problem, plain, text_in
 from gnatswarm.router.config.option_keys import PLACEMENT, Settings
 from gnatswarm.router.config.option_values import Mistake
+from gnatswarm.router.config.repetition import given_again
 from gnatswarm.router.config.user_list import unknown_field
 
 # Each rule is compared with those before it.
@@ -37,17 +38,15 @@ class PlacementBlock:
             what = f"Expected placement to be a map, got {entry.value.kind}"
             self._problem(entry.at, what, "write placement { rules: [ … ] }")
             return
+        self.problems += given_again(entry.value, {name: name for name in _KEYS})
         for inner in entry.value:
             self._entry(inner)
 
     def _entry(self, entry: Entry) -> None:
         name, value = entry.key.lower(), entry.value
-        if entry.replaces is not None and name in _KEYS:
-            self._problem(entry.at, f"{name} is given again", f"keep one; the other is at {entry.replaces}")
-        plain: object = value.value if isinstance(value, Scalar) else {}
         try:
             if name in PLACEMENT:
-                self.settings |= PLACEMENT[name](plain)
+                self.settings |= PLACEMENT[name](plain(value))
             elif name == "rules":
                 self._read_rules(value)
             elif not entry.used:
@@ -116,13 +115,13 @@ class PlacementBlock:
         return None
 
     def _shard(self, entry: Entry) -> int | None:
-        value = entry.value.value if isinstance(entry.value, Scalar) else None
+        value = plain(entry.value)
         if entry.key.lower() == "together":
             if value is not True:
                 self._problem(entry.at, "together: expected true", "write together: true, or shard: N")
             return -1 if value is True else None
         try:
-            return values.number(value if value is not None else {}, 0, values.MOST_SHARDS - 1)
+            return values.number(value, 0, values.MOST_SHARDS - 1)
         except Mistake as mistake:
             self._problem(entry.at, f"shard: {mistake.what}", mistake.advice)
             return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gnatswarm.broker.options import PublishLimits
 from gnatswarm.router.config import option_values as values
-from gnatswarm.router.config.conf_tree import Block, Entry, Problem, Scalar
+from gnatswarm.router.config.conf_tree import Block, Entry, Problem, plain
 from gnatswarm.router.config.option_values import Mistake
 from gnatswarm.router.config.spelling import nearest
 
@@ -33,7 +33,7 @@ def publish_limits(entry: Entry, problems: list[Problem]) -> PublishLimits | Non
         try:
             if inner.replaces is not None or field in found:
                 raise Mistake("is given again", "keep one")
-            found[field] = _value(field, inner.value.value if isinstance(inner.value, Scalar) else None)
+            found[field] = _value(field, plain(inner.value))
         except Mistake as mistake:
             problems.append(Problem(inner.at, f"{inner.key}: {mistake.what}", mistake.advice))
             is_wrong = True

@@ -52,7 +52,13 @@ _PERMISSIONS = ("permission", "permissions")
 _DEFAULTS = ("default_permission", "default_permissions")
 _RESPONSES = "allow_responses"
 _JETSTREAM_WORDS = ("enabled", "enable", "disabled", "disable", "true", "false")
-_ACCOUNT_LIMITS = ("max_connections", "max_conn", "max_subscriptions", "max_subs", "max_payload")
+_ACCOUNT_LIMITS = {
+    "max_connections": "connections",
+    "max_conn": "connections",
+    "max_subscriptions": "subscriptions",
+    "max_subs": "subscriptions",
+    "max_payload": "payload",
+}
 
 
 class SimpleFile:
@@ -96,10 +102,11 @@ def _judged(parsed: Parsed) -> SimpleFile:
     has_credentials = False
     for entry in parsed.tree:
         name = entry.key.lower()
-        if entry.replaces is not None or name in seen:
-            raise _NotKnownHere
-        seen.add(name)
         key = BY_NAME.get(name)
+        option = name if key is None else key.names[0]
+        if entry.replaces is not None or option in seen:
+            raise _NotKnownHere
+        seen.add(option)
         if key is not None and key.names[0] in _ALONE | _NAMING:
             try:
                 settings |= read_node(key, entry.value)
@@ -124,7 +131,9 @@ def _judged(parsed: Parsed) -> SimpleFile:
 
 
 def _limits(settings: Settings) -> None:
-    """Limits that have to be lower than others."""
+    """Limits that have to be lower than others, or whose 0 `compatibility` gives a meaning."""
+    if settings.get("limits.max_connections") == 0:
+        raise _NotKnownHere
     pending, payload = settings.get("limits.max_pending_bytes"), settings.get("limits.max_payload_bytes")
     if isinstance(pending, int) and pending < (payload if isinstance(payload, int) else DEFAULT_MAX_PAYLOAD_BYTES):
         raise _NotKnownHere
@@ -201,9 +210,12 @@ def _accounts(entry: Entry, users: dict[str, None]) -> list[str]:
 
 
 def _account_limits(node: Node) -> None:
+    seen: set[str] = set()
     for entry in _entries(node):
-        if entry.key.lower() not in _ACCOUNT_LIMITS:
+        name = _ACCOUNT_LIMITS.get(entry.key.lower())
+        if name is None or name in seen:
             raise _NotKnownHere
+        seen.add(name)
         values.number(plain(entry.value), 1, 2**31 - 1)
 
 
@@ -292,8 +304,10 @@ def _is_subject(text: str) -> bool:
 
 
 def _entries(node: Node) -> list[Entry]:
-    """The entries of a block that has some, each given once."""
+    """The entries of a block that has some, each given once in whatever case."""
     if not isinstance(node, Block) or not node.entries or any(entry.replaces is not None for entry in node):
+        raise _NotKnownHere
+    if len({entry.key.lower() for entry in node}) < len(node):
         raise _NotKnownHere
     return list(node)
 

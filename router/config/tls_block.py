@@ -14,9 +14,10 @@ from gnatswarm.broker.access import ciphers
 from gnatswarm.broker.options import CertificatePair, Tls
 from gnatswarm.router.config import not_offered
 from gnatswarm.router.config import option_values as values
-from gnatswarm.router.config.conf_tree import Block, Entry, List, Position, Problem, Scalar
+from gnatswarm.router.config.conf_tree import Block, Entry, List, Position, Problem, plain
 from gnatswarm.router.config.option_keys import Settings
 from gnatswarm.router.config.option_values import BareSeconds, Mistake
+from gnatswarm.router.config.repetition import given_again, same
 from gnatswarm.router.config.user_list import not_enforced, unknown_field
 
 # handshake_first "auto": if no ClientHello arrives in this time, send INFO, as nats-server does.
@@ -31,6 +32,9 @@ MOST_HANDSHAKES_PER_S = 1_000_000
 
 # Of one port: each name has an ssl context, of some 50 KB.
 MOST_CERTIFICATES = 64
+
+# Of each certificate in `certs`.
+_PAIR = {"cert_file": "cert_file", "key_file": "key_file"}
 
 _DIGEST = re.compile("[0-9a-fA-F]{64}")
 
@@ -51,6 +55,7 @@ class TlsBlock:
                 entry.at, f"expected a block, not {entry.value.kind}", "write tls { cert_file: …, key_file: … }"
             )
             return
+        self.problems += given_again(entry.value, _NAMES, ())
         for inner in entry.value:
             self._entry(inner)
         if not self.is_empty and not self.problems:
@@ -71,7 +76,7 @@ class TlsBlock:
                 self.problems.append(unknown_field(entry, [*_KEYS, "certs", *not_offered.RESTRICTS_IN_TLS]))
             return
         try:
-            found = read(_plain(entry))
+            found = read(plain(entry.value))
         except Mistake as mistake:
             self._problem(entry.at, f"{key}: {mistake.what}", mistake.advice)
             return
@@ -89,14 +94,15 @@ class TlsBlock:
                 self._problem(item.at, f"certs: expected a block, not {item.kind}", advice)
                 continue
             given: dict[str, str] = {}
+            self.problems += given_again(item, _PAIR)
             for inner in item:
                 name = inner.key.lower()
-                if name not in ("cert_file", "key_file"):
+                if name not in _PAIR:
                     if not inner.used:
-                        self.problems.append(unknown_field(inner, ["cert_file", "key_file"]))
+                        self.problems.append(unknown_field(inner, list(_PAIR)))
                     continue
                 try:
-                    given[name] = values.path(_plain(inner))
+                    given[name] = values.path(plain(inner.value))
                 except Mistake as mistake:
                     self._problem(inner.at, f"{name}: {mistake.what}", mistake.advice)
             if given.get("cert_file") and given.get("key_file"):
@@ -171,12 +177,6 @@ def _remark(
         notices.append(Problem(at, what, "renew it, then reload"))
 
 
-def _plain(entry: Entry) -> object:
-    if isinstance(entry.value, List):
-        return [item.value if isinstance(item, Scalar) else None for item in entry.value.items]
-    return entry.value.value if isinstance(entry.value, Scalar) else {}
-
-
 def _sets(name: str, read: Callable[[object], object]) -> Callable[[object], Settings]:
     return lambda value: {name: read(value)}
 
@@ -232,7 +232,7 @@ def _curves(value: object) -> tuple[str, ...]:
 
 
 def _min_version(value: object) -> str:
-    version = str(value)
+    version = str(value) if isinstance(value, float) else values.text(value)
     if version not in ("1.2", "1.3"):
         raise Mistake(f'unknown TLS version "{version}"', 'write "1.2" or "1.3"')
     return version
@@ -286,3 +286,4 @@ _KEYS: dict[str, Callable[[object], Settings]] = {
     "insecure": _insecure,
     "allow_insecure_cipher_suites": _insecure_suites,
 }
+_NAMES = {name: name for name in (*_KEYS, "certs")} | same("handshake_first", "first", "immediate")

@@ -14,6 +14,7 @@ from gnatswarm.router.config import not_offered
 from gnatswarm.router.config.conf_tree import Block, Entry, List, Position, Problem, Scalar, text_in
 from gnatswarm.router.config.permission_block import PermissionBlock
 from gnatswarm.router.config.publish_limits_block import publish_limits
+from gnatswarm.router.config.repetition import given_again
 from gnatswarm.router.config.spelling import nearest
 
 NAMES = {"user": "user", "username": "user", "pass": "pass", "password": "pass"}
@@ -57,21 +58,16 @@ class UserList:
         types: tuple[str, ...] = ()
         limits: PublishLimits | None = None
         refused = False
+        self._problems += given_again(block, _USER_KEYS)
         for entry in block:
             name = known(entry, _USER_KEYS, self._problems)
             if name == "permissions":
-                if entry.replaces is not None or permissions is not None:
-                    self._problem(entry.at, f"{entry.key} is given again", "keep one")
                 permissions = PermissionBlock(entry, self._problems).permissions
                 continue
             if name == "publish_limits":
-                if entry.replaces is not None or limits is not None:
-                    self._problem(entry.at, f"{entry.key} is given again", "keep one")
                 limits = publish_limits(entry, self._problems)
                 continue
             if name == "types":
-                if entry.replaces is not None or types:
-                    self._problem(entry.at, f"{entry.key} is given again", "keep one")
                 types = self._types(entry)
                 continue
             value = text_of(entry, self._problems) if name else None

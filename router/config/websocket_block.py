@@ -13,9 +13,10 @@ from gnatswarm.broker.access.password_hash import is_good_hash, is_hashed
 from gnatswarm.broker.options import WebSocket
 from gnatswarm.router.config import not_offered
 from gnatswarm.router.config import option_values as values
-from gnatswarm.router.config.conf_tree import Block, Entry, List, Position, Problem, Scalar
+from gnatswarm.router.config.conf_tree import Block, Entry, Position, Problem, Scalar, plain
 from gnatswarm.router.config.option_keys import Settings
 from gnatswarm.router.config.option_values import BareSeconds, Mistake
+from gnatswarm.router.config.repetition import given_again, same
 from gnatswarm.router.config.tls_block import TlsBlock
 from gnatswarm.router.config.user_list import BAD_HASH, NAMES, known, not_enforced, text_of, unknown_field
 
@@ -44,6 +45,7 @@ class WebSocketBlock:
             what = f"Expected websocket to be a map, got {entry.value.kind}"
             self.problems.append(Problem(entry.at, what, "write websocket { port: … }"))
             return
+        self.problems += given_again(entry.value, _NAMES, ["tls"])
         for inner in entry.value:
             self._entry(inner)
             if inner.key.lower() == "no_auth_user":
@@ -69,14 +71,8 @@ class WebSocketBlock:
         elif key in ("authorization", "authentication"):
             self._authorization(entry)
         elif key in _KEYS:
-            value = entry.value
-            plain: object = {}
-            if isinstance(value, Scalar):
-                plain = value.value
-            elif isinstance(value, List):
-                plain = [item.value if isinstance(item, Scalar) else None for item in value.items]
             try:
-                self.settings |= {f"websocket.{name}": found for name, found in _KEYS[key](plain).items()}
+                self.settings |= {f"websocket.{name}": found for name, found in _KEYS[key](plain(entry.value)).items()}
             except Mistake as mistake:
                 self._problem(entry.at, f"{key}: {mistake.what}", mistake.advice)
             except BareSeconds as bare:
@@ -118,6 +114,7 @@ class WebSocketBlock:
         if entry.replaces is not None or self._has_authorization:
             self._problem(entry.at, f"{entry.key} is given again", "keep one")
         self._has_authorization = True
+        self.problems += given_again(entry.value, _CREDENTIALS)
         given: dict[str, str] = {}
         for inner in entry.value:
             name = known(inner, _CREDENTIALS, self.problems)
@@ -141,17 +138,15 @@ class WebSocketBlock:
             return
         if not value and name != "pass":
             self._problem(entry.at, f"an empty {name} has no effect", f"write a {name}, or remove the key")
-        elif name in given:
-            self._problem(entry.at, f"{entry.key} is given again", "keep one")
         elif name != "user" and is_hashed(value) and not is_good_hash(value):
             self._problem(entry.at, BAD_HASH, "make one with `htpasswd -nbB` or the like")
         else:
             given[name] = value
 
     def _auth_timeout(self, entry: Entry) -> None:
-        value = entry.value.value if isinstance(entry.value, Scalar) else None
+        value = plain(entry.value)
         try:
-            self.settings["websocket.auth_timeout_s"] = values.auth_timeout_s(value) if value else 0.0
+            self.settings["websocket.auth_timeout_s"] = values.auth_timeout_s(value) if value != 0 else 0.0
         except Mistake as mistake:
             self._problem(entry.at, f"timeout: {mistake.what}", mistake.advice)
 
@@ -235,4 +230,10 @@ _KEYS: dict[str, Callable[[object], Settings]] = {
     "ping_interval": _sets("ping_interval_s", values.interval_s),
     "no_auth_user": _sets("no_auth_user", values.text),
     **{name: _cookie(name) for name in _COOKIES},
+}
+# (Of authorization there is one at most, in whatever spelling.)
+_NAMES = {
+    **{name: name for name in (*_KEYS, "tls", "headers")},
+    **same("host", "net"),
+    **same("allowed_origins", "allowed_origin", "allow_origins", "allow_origin", "origins", "origin"),
 }

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from gnatswarm.broker.bounds import NO_MAX_CONNECTIONS
 from gnatswarm.broker.goformat import age_text, duration_text, time_text
 from gnatswarm.broker.options import GLOBAL_ACCOUNT, LeafNodes, LeafRemote, WebSocket
 from gnatswarm.broker.version import LANGUAGE, OWN_VERSION
@@ -79,7 +80,8 @@ def varz(facts: Facts, requests: dict[str, int], *, leafs: int = 0) -> Document:
         document["tls_required"] = True
     if options.tls.is_on and options.tls.asks_for_certificate:
         document["tls_verify"] = True
-    document["max_connections"] = limits.max_connections
+    has_most = limits.max_connections != NO_MAX_CONNECTIONS
+    document["max_connections"] = limits.max_connections if has_most else -1
     if limits.max_subscriptions:
         document["max_subscriptions"] = limits.max_subscriptions
     if facts.connect_urls:

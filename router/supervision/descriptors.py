@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import resource
 
+from gnatswarm.broker.bounds import NO_MAX_CONNECTIONS
+
 TYPE_CHECKING = False  # type checkers take it as true; importing `typing` would slow the start
 if TYPE_CHECKING:
     from gnatswarm.broker.options import Options
@@ -41,9 +43,16 @@ def needed(options: Options, shards: int) -> int:
 
 
 def scarcity(options: Options, shards: int) -> str:
-    """A warning that far fewer clients fit than max_connections allows, with advice; "": enough of them fit."""
+    """A warning that far fewer clients fit than max_connections allows, with advice; "": enough of them fit.
+
+    Without a limit that is as many as by default.
+    """
     limit, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = options.limits.max_connections
+    wanted, shown = options.limits.max_connections, str(options.limits.max_connections)
+    if wanted == NO_MAX_CONNECTIONS:
+        from gnatswarm.broker.limits import Limits
+
+        wanted, shown = Limits().max_connections, "without limit"
     if limit == resource.RLIM_INFINITY or wanted <= 0:
         return ""
     room = max(0, limit * 13 // 16 - SHARD_OWN - bool(options.websocket.port) - (shards - 1)) * shards
@@ -51,7 +60,7 @@ def scarcity(options: Options, shards: int) -> str:
         return ""
     least = -(-(wanted // shards + SHARD_OWN + shards) * 16 // 13)
     return (
-        f"max_connections is {wanted}, but about {room} clients fit: each process may have {limit} file descriptors. "
+        f"max_connections is {shown}, but about {room} clients fit: each process may have {limit} file descriptors. "
         f"Raise the limit to {least} with `ulimit -n` (LimitNOFILE= in a unit file), or lower max_connections"
     )
 

@@ -75,10 +75,15 @@ def why_most(options: Options) -> str:
     return " (with leafnodes or cluster)" if most_shards(options) < MAX_SHARDS else ""
 
 
+def shards_of(options: Options) -> int:
+    """How many shards the options ask for: 0 is one for each core, and no more than there may be."""
+    return options.sharding.shards or min(usable_cores(), most_shards(options))
+
+
 def wanted_shards(options: Options) -> int:
     """As many as the options say, else one for each core. CannotStart where so many cannot run."""
     most = most_shards(options)
-    wanted = options.sharding.shards or min(usable_cores(), most)
+    wanted = shards_of(options)
     if not 1 <= wanted <= most:
         raise CannotStart(f"shards must be 1..{most}, not {wanted}" + why_most(options))
     if options.sharding.accept not in ("reuseport", "handoff"):

@@ -22,6 +22,7 @@ import msgspec
 from gnatswarm.router.config.conf_tree import ConfigError
 from gnatswarm.router.config.reload import diff, with_chosen_ports
 from gnatswarm.router.listening.listeners import ListenError
+from gnatswarm.router.supervision.opening import shards_of
 from gnatswarm.router.supervision.operator_socket import ReloadAnswer
 from gnatswarm.shards.boundary import logs
 from gnatswarm.shards.boundary.control import encode, reload_of, users_in_parts
@@ -134,10 +135,12 @@ class Reloader:
         self._notifier.reloading()
         try:
             outcome = await self._read_and_apply()
-        except Exception:  # which nobody expected; the service manager would wait for its end for ever
+        except Exception as error:  # which nobody expected; who asked would wait for its end for ever
+            log.critical("a reload failed", exc_info=error)
             self._note(has_failed=True)
             self._notifier.reloaded("the reload failed, the log says why")
-            raise
+            text = " ".join(str(error).split())
+            return ReloadOutcome((f"an unexpected error, the log says where: {type(error).__name__}: {text}",))
         self._note(has_failed=bool(outcome.refused or outcome.answer.problems))
         if outcome.refused:
             self._notifier.reloaded("the reload failed and changed nothing, the log says why")
@@ -210,14 +213,14 @@ class Reloader:
         for part in users:
             self._broker.tell_all_encoded(part)
         self._broker.tell_all(reload_of(options, self._broker.generation))
-        if options.sharding.shards and options.sharding.shards != old.sharding.shards:
-            before = self._broker.wanted
-            problem = self._commands.scale(options.sharding.shards)
+        if options.sharding.shards != old.sharding.shards:
+            before, wanted = self._broker.wanted, shards_of(options)
+            problem = self._commands.scale(wanted)
             if problem:
                 log.warning("Reload: %s", problem)
                 problems.append(problem)
                 self._broker.take_back(shards=old.sharding.shards)
-            elif options.sharding.shards > before:
+            elif wanted > before:
                 self._on_scaled_up()
         for problem in self._warnings():
             log.warning("Reload: %s", problem)

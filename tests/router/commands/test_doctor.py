@@ -109,6 +109,13 @@ def test_too_few_descriptors(limit: int, result: str) -> None:
     assert "LimitNOFILE=" in found["advice"]
 
 
+def test_connections_without_a_limit_want_as_many_descriptors_as_by_default(tmp_path: Path) -> None:
+    config = tmp_path / "x.conf"
+    config.write_text("port: -1\nmax_connections: -1")
+    found = checks(run("--json", "-c", str(config), descriptors=1024))["open files"]
+    assert found["result"] == WARN and "LimitNOFILE=66560" in found["advice"]
+
+
 def test_descriptors_are_enough_when_few_connections_are_asked_for(tmp_path: Path) -> None:
     config = tmp_path / "x.conf"
     config.write_text("port: -1\nmax_connections: 100")

@@ -123,7 +123,8 @@ def get(options: Options, field: str) -> Any:
         ("max_control_line: 0", "limits.max_control_line_bytes", 4096),
         ("max_connections: 10", "limits.max_connections", 10),
         ("max_conn: 10", "limits.max_connections", 10),
-        ("max_connections: 0", "limits.max_connections", 65_536),
+        ("max_connections: 0", "limits.max_connections", 2**31 - 1),
+        ("max_connections: 0\ncompatibility: '2.9'", "limits.max_connections", 65_536),
         ("max_connections: -1", "limits.max_connections", 2**31 - 1),
         ("max_subscriptions: 5", "limits.max_subscriptions", 5),
         ("max_subs: -1", "limits.max_subscriptions", 0),
@@ -237,11 +238,24 @@ def test_what_is_not_asked_for_is_as_on_the_newer_server(built: Build, refusals:
         assert not built(text, "--compatibility", "2.9").options.notices
 
 
-def test_a_flags_credentials_replace_the_files_whole(built: Build, refusals: Callable[..., list[str]]) -> None:
+def test_a_token_by_flag_replaces_the_files_user(built: Build, refusals: Callable[..., list[str]]) -> None:
     options = built("authorization { user: u, pass: p }", "--auth", "t").options
     assert (options.auth_token, options.auth_user, options.auth_password) == ("t", "", "")
     (problem,) = refusals("authorization { users [{user: a, pass: b}] }", "--user", "x", "--pass", "y")
     assert "credentials on the command line and users in the file" in problem
+
+
+def test_a_user_by_flag_has_the_files_password(built: Build, refusals: Callable[..., list[str]]) -> None:
+    for flags, user, password in (
+        (("--user", "bob"), "bob", "s3cret"),
+        (("--pass", "x"), "alice", "x"),
+        (("--user", "bob", "--pass", "x"), "bob", "x"),
+    ):
+        options = built("authorization { user: alice, password: s3cret }", *flags).options
+        assert (options.auth_token, options.auth_user, options.auth_password) == ("", user, password)
+    for flags in (("--user", "bob"), ("--user", "bob", "--pass", "x")):
+        (problem,) = refusals("authorization { token: t }", *flags)
+        assert "Cannot have a user/pass and token" in problem
 
 
 @pytest.mark.parametrize(

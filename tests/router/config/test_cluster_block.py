@@ -151,3 +151,24 @@ def test_a_mistake_has_its_place(built: Build, text: str, wanted: str) -> None:
 def test_a_bad_address_by_flag_is_refused(built: Build, url: str) -> None:
     with pytest.raises(ConfigError):
         built("", "--cluster", url)
+
+
+LOCKED = "cluster { name: x, port: 6222, routes: ['nats://h:1'], authorization { user: u, password: p } }"
+
+
+def test_an_empty_address_by_flag_turns_the_files_cluster_off(built: Build) -> None:
+    cluster = built(LOCKED, "--cluster", "").cluster
+    assert (cluster.port, cluster.routes) == (0, ())
+    with pytest.raises(ConfigError, match="solicited routes require cluster capabilities"):
+        built(LOCKED, "--cluster", "", "--routes", "nats://h:1")
+
+
+def test_an_address_by_flag_has_a_user_of_its_own_or_none(built: Build) -> None:
+    options = built(LOCKED, "--cluster", "nats://a:b@127.0.0.1:1")
+    assert (options.cluster.user, options.cluster.password, options.cluster.port) == ("a", "b", 1)
+    assert not any("every server may join" in notice for notice in options.notices)
+    options = built(LOCKED, "--cluster", "nats://127.0.0.1:1")
+    assert (options.cluster.user, options.cluster.password) == ("", "")
+    assert any("-cluster has no user" in notice for notice in options.notices)
+    with pytest.raises(ConfigError, match="a password without a user"):
+        built("", "--cluster", "nats://:pw@127.0.0.1:1")

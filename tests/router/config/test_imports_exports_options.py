@@ -178,6 +178,9 @@ def exchange(exports: str, imports: str = "") -> str:
         ("{stream: s}", "{stream: s}", "Stream entry should be an account map, got text"),
         ("{stream: s}", "{stream: {account: A}}", "Expect an account name and a subject"),
         ("{stream: s}", "{stream: {account: A, subject: s}, prefix: 'p.*'}", "prefix can not contain wildcard tokens"),
+        ("{stream: 's.*'}", "{stream: {account: A, subject: 's.*'}, prefix: '$1'}", "write a prefix without $1"),
+        ("{stream: s}", "{stream: {account: A, subject: s}, prefix: 'p.$1'}", "write a prefix without $1"),
+        ("{service: s, response_threshold: []}", "{service: {account: A, subject: s}}", "time duration, got a list"),
         (
             "{stream: s}",
             "{stream: {account: A, subject: s}, prefix: p, to: t}",

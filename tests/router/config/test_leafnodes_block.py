@@ -206,9 +206,37 @@ def test_with_verify_and_map_a_certificate_is_enough(built: Build, authority: Au
             '1:49: duplicate remote urls=["nats://xxxxx@h"], account="$G"',
         ),
         ("leafnodes { remotes [ { url: h } ] }\nleafnodes {}", "2:1: leafnodes is given again"),
+        ("leafnodes { port: [1] }", "1:13: port: expected a number, not a list"),
+        (
+            "leafnodes { remotes [ { url: h, dial_timeout: {} } ] }",
+            "1:33: dial_timeout: expected a duration, not a blo",
+        ),
+        (r'leafnodes { remotes [ { url: h, creds: "\x00" } ] }', "1:33: creds: a path has no NUL character"),
+        (r'leafnodes { remotes [ { url: h, tls { ca_file: "\x00" } } ] }', "1:39: ca_file: a path has no NUL"),
+        (r'leafnodes { remotes [ { url: h, tls { cert_file: "\x00" } } ] }', "1:39: cert_file: a path has no NUL"),
+        (r'leafnodes { remotes [ { url: h, tls { key_file: "\x00" } } ] }', "1:39: key_file: a path has no NUL"),
     ],
 )
 def test_a_mistake_has_its_place(refusals: Callable[[str], list[str]], text: str, wanted: str) -> None:
     found = refusals(text)
     assert any(line.startswith(wanted) for line in found), found
     assert "pw" not in "".join(found)
+
+
+def test_a_number_of_seconds_is_a_write_deadline(built: Callable[..., Built]) -> None:
+    assert built("leafnodes { port: 1, write_deadline: 5 }").options.leafnodes.write_deadline_s == 5.0
+
+
+@pytest.mark.parametrize(
+    ("inner", "host", "port"),
+    [
+        ("host: 127.0.0.1, listen: 7422", "127.0.0.1", 7422),
+        ("listen: 7422, host: 127.0.0.1", "127.0.0.1", 7422),
+        ("host: 127.0.0.1, listen: 0", "127.0.0.1", 0),
+        ("listen: -1", "", -1),
+        ("host: 127.0.0.1, listen: 'localhost:1'", "localhost", 1),
+    ],
+)
+def test_a_port_alone_leaves_the_host_as_it_is(built: Callable[..., Built], inner: str, host: str, port: int) -> None:
+    leafnodes = built(f"leafnodes {{ {inner} }}").options.leafnodes
+    assert (leafnodes.host, leafnodes.port) == (host, port)

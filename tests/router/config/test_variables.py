@@ -55,6 +55,14 @@ def test_text_of_the_environment_that_is_no_word_is_refused(tmp_path):
         assert only.startswith("variable reference for 'W' could not be parsed")
 
 
+@pytest.mark.parametrize(
+    "secret", ["$tr0ngpw", "tr0ng pw", "'tr0ngpw", "{tr0ngpw", "[tr0ngpw", "tr0ngpw\\q", "-tr0ng, pw"]
+)
+def test_a_secret_of_the_environment_that_is_no_value_is_not_shown(tmp_path, secret):
+    (only,) = problems(tmp_path, "authorization { user: a, password: $PW }", PW=secret)
+    assert only.startswith("variable reference for 'PW' could not be parsed: ") and "tr0ng" not in only
+
+
 MISSING = "variable reference for '{}' can not be found"
 
 

@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gnatswarm.broker.bounds import NO_MAX_CONNECTIONS
 from gnatswarm.broker.goformat import age_text, duration_text, time_text
+from gnatswarm.broker.limits import Limits
 from gnatswarm.broker.options import Logging, Options
 from gnatswarm.router.monitoring import aggregate
 from gnatswarm.router.monitoring.page_query import BadQuery, PageQuery
@@ -65,6 +67,12 @@ def test_varz_of_one_shard_is_that_shard_alone():
     broker = facts(shard(0, in_msgs=5), shard(1, in_msgs=6))
     assert aggregate.varz(broker.only(1), {})["in_msgs"] == 6
     assert aggregate.varz(broker.only(None), {})["in_msgs"] == 11
+
+
+def test_varz_without_a_limit_of_connections_says_minus_one():
+    for most, shown in ((10, 10), (NO_MAX_CONNECTIONS, -1)):
+        options = Options(limits=Limits(max_connections=most))
+        assert aggregate.varz(facts(shard(0), options=options), {})["max_connections"] == shown
 
 
 def test_varz_names_no_secret():

@@ -10,6 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from gnatswarm.broker.bounds import NO_MAX_CONNECTIONS
+from gnatswarm.broker.limits import Limits
 from gnatswarm.broker.options import Options
 from gnatswarm.router.supervision.descriptors import LEAST_CLIENTS, needed, scarcity
 from tests.router.routers import DEADLINE_S, Router, option_tree
@@ -73,3 +75,12 @@ def test_the_limit_that_is_advised_is_enough(monkeypatch: pytest.MonkeyPatch) ->
         assert scarcity(Options(), shards) == ""
     limit = resource.RLIM_INFINITY
     assert scarcity(Options(), 1) == ""
+
+
+def test_without_a_limit_of_connections_as_many_as_by_default_should_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = 400
+    monkeypatch.setattr(resource, "getrlimit", lambda _what: (limit, limit))
+    said, usual = (scarcity(Options(limits=Limits(max_connections=most)), 2) for most in (NO_MAX_CONNECTIONS, 65_536))
+    assert said == usual.replace("65536", "without limit") and "without limit" in said
+    limit = 100_000
+    assert scarcity(Options(limits=Limits(max_connections=NO_MAX_CONNECTIONS)), 2) == ""

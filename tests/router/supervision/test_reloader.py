@@ -17,6 +17,7 @@ from gnatswarm.broker.limits import Limits
 from gnatswarm.broker.options import Logging, Options, Sharding, User
 from gnatswarm.router.config import excerpt
 from gnatswarm.router.config.conf_tree import ConfigError, Position, Problem
+from gnatswarm.router.supervision import opening
 from gnatswarm.router.supervision import reloader as reloader_module
 from gnatswarm.router.supervision.reload_echo import ReloadEcho
 from gnatswarm.router.supervision.reloader import Reloader
@@ -187,6 +188,13 @@ def test_other_shards_come_and_go_after_all_were_told() -> None:
     assert router.steps[-1] == "scale 1"
 
 
+def test_without_a_number_of_shards_there_are_as_many_as_a_start_would_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opening, "usable_cores", lambda: 3)
+    router = Router(Options(sharding=Sharding(shards=1)), wanted=1)
+    router.reload(lambda _: Options())
+    assert router.steps[-2:] == ["scale 3", "even"]
+
+
 def test_shards_that_could_not_be_added_are_asked_for_again_by_the_next_reload() -> None:
     router = Router(Options(sharding=Sharding(shards=2)), cannot_scale="the broker is still starting")
     wanted = Options(sharding=Sharding(shards=3), auth_token="t")
@@ -239,8 +247,8 @@ def test_an_error_that_nobody_expected_is_the_end_of_the_reload(caplog: pytest.L
     def reparse(_: Options) -> Options:
         raise RecursionError("as deep as it goes")
 
-    with pytest.raises(RecursionError):
-        router.reload(reparse)
+    outcome = asyncio.run(router.reloader(reparse).reload())
+    assert outcome.refused == ("an unexpected error, the log says where: RecursionError: as deep as it goes",)
     assert router.options is before and router.reload_failed_us > 0
     assert router.steps == ["reloading", "reloaded: the reload failed, the log says why"]
     assert "a reload failed" in caplog.text and "as deep as it goes" in caplog.text
