@@ -45,7 +45,7 @@ def advise(answers: Mapping[str, Rows]) -> list[Advice]:
     """From the collected results of spark.answers; an empty list if there is nothing to recommend."""
     together = at_once(answers["brokers"])
     # If several brokers ran at the same time, a row of `shards` is not one shard.
-    shards = [] if together else list(answers["shards"])
+    shards = [] if together else [row for row in answers["shards"] if row["is_current"]]
     return [
         *_on_several_brokers(together, len(answers["brokers"])),
         *_on_shards(shards, _crossed(answers)["share"] or 0.0),
@@ -100,7 +100,7 @@ def _on_shards(shards: Rows, crossed_share: float) -> Iterator[Advice]:
 
 
 def _on_connections(shards: Rows) -> Iterator[Advice]:
-    connections = [row["connections"] or 0 for row in shards]
+    connections = [row["last_connections"] or 0 for row in shards]
     if len(shards) > 1 and sum(connections) >= ENOUGH_CONNECTIONS * len(shards):
         uneven = max(connections) * len(connections) / sum(connections)
         if uneven > UNEVEN_CONNECTIONS:

@@ -12,7 +12,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from gnatswarm.spark.schema import OTHER
-from gnatswarm.spark.transforms.talkers import heard, said
+from gnatswarm.spark.transforms.talkers import heard, how_many, said
 
 INBOX = "_INBOX.>"
 UNKNOWN = "*unknown*"
@@ -215,14 +215,14 @@ def lone(spoken: DataFrame, taken: DataFrame, most: int = 25) -> DataFrame:
     spoken = spoken.where(F.col("subject") != INBOX)
     key = ["broker", "account"]
     publishers = spoken.groupBy(*key, "subject").agg(
-        F.sum("clients").alias("publishers"), F.sum("msgs").alias("msgs"), F.max("service").alias("publisher")
+        how_many().alias("publishers"), F.sum("msgs").alias("msgs"), F.max("service").alias("publisher")
     )
     listeners = (
         matches(spoken, taken)
         .join(taken, [*key, "pattern"])
         .groupBy(*key, "subject")
         .agg(
-            F.sum("clients").alias("listeners"), F.max("service").alias("listener"),
+            how_many().alias("listeners"), F.max("service").alias("listener"),
             F.countDistinct("service").alias("listening_services"),
         )
     )  # fmt: skip

@@ -18,7 +18,7 @@ def shard(number: int, cpu_share: float, connections: int = 10, msgs: int = 10_0
     return {
         "shard": number, "cpu_share": cpu_share, "connections": connections, "in_msgs": msgs, "link_in_msgs": 0,
         "cache_misses": misses, "subscriptions": 1, "out_msgs": msgs, "link_out_msgs": 0, "resident_bytes": 30_000_000,
-        "stalls": 0, "lag_max_us": 900, "lost_windows": 0,
+        "stalls": 0, "lag_max_us": 900, "lost_windows": 0, "last_connections": connections, "is_current": True,
     }  # fmt: skip
 
 
@@ -175,3 +175,10 @@ def test_one_is_not_many():
         "2 messages",
         "1,501 messages",
     ]
+
+
+def test_shards_are_judged_by_what_serves_now_and_how_many_connections_it_has():
+    """After a rebalance, and a restart in which a third shard served for a moment."""
+    before = shard(0, 0.5, connections=30) | {"last_connections": 16}
+    given = answers(shards=[before, shard(1, 0.5, connections=15), shard(2, 0.9) | {"is_current": False}])
+    assert advise(given) == []

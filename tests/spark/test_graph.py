@@ -213,6 +213,27 @@ def test_a_client_that_has_left_is_the_one_that_was_there(spark: Any):
     }
 
 
+def test_a_client_that_moved_or_has_several_subscriptions_is_one(spark: Any):
+    from gnatswarm.spark.transforms import graph, talkers
+
+    later: Row = {"window_start_us": 10_000_000}
+    rows = [
+        client("web", 0, published=(("price", 40),), cid=7),
+        client("web", 1, published=(("price", 2),), cid=7, **later),
+        client("prices", 0, received=(("price", 40), ("*", 40)), cid=8),
+        client("prices", 1, received=(("price", 2), (">", 2)), cid=8, **later),
+        client("web", 0, published=(("log", 3),), cid=9),
+        client("shop", 0, published=(("log", 3),), cid=10),
+        client("shop", 1, published=(("log", 1),), cid=10, **later),
+        client("briefly", 1, published=(("log", 1),), cid=0, **later),
+        client("logger", 1, received=(("log", 8),), cid=11),
+    ]
+    found = graph.lone(*graph.talk(talkers.by_service(frame(spark, rows)))).collect()
+    assert {row["subject"]: (row["publishers"], row["listeners"], row["one_publisher"]) for row in found} == {
+        "price": (1, 1, "web"),
+    }
+
+
 def test_new_gone_and_changed_talkers_between_two_periods(spark: Any):
     from gnatswarm.spark.transforms import graph
 
