@@ -9,6 +9,9 @@ from __future__ import annotations
 # Rows of a newer version are set aside, because the meaning of their numbers is not known here.
 KNOWN_VERSION = 3
 
+# The process that is connected to other servers has a shard's rows, with this number and without clients.
+GATEWAY = 63
+
 OTHER = "*other*"
 REST = "*rest*"
 

@@ -258,8 +258,8 @@ def write_tables(
 
 def summary(found: dict[str, list[dict[str, Any]]], advice: list[Advice]) -> str:
     """Totals and advice, for a terminal."""
-    totals = found["totals"][0]
-    lines = [f"{totals['in_msgs']:,} messages, {totals['out_msgs']:,} deliveries, {len(found['shards'])} shards"]
+    totals, shards = found["totals"][0], sum(row["is_current"] for row in found["shards"])
+    lines = [f"{totals['in_msgs']:,} messages, {totals['out_msgs']:,} deliveries, {shards} shards"]
     lines += [f"- {one.what} ({one.figures})" for one in advice]
     return "\n".join(lines)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from gnatswarm.spark.schema import GATEWAY
+
 
 def totals(subjects: DataFrame) -> DataFrame:
     """Per subject over all windows and shards. Messages are counted where they were published."""
@@ -29,6 +31,12 @@ def totals(subjects: DataFrame) -> DataFrame:
             "crossed", "unwanted", "misses", "error", "windows",
         )
     )  # fmt: skip
+
+
+def between_shards(subjects: DataFrame) -> DataFrame:
+    """The rows, without the frames in which the gateway passed on what other servers sent: these cross to no shard."""
+    is_ours = F.col("shard") != GATEWAY
+    return subjects.withColumn("link_out_msgs", F.when(is_ours, F.col("link_out_msgs")).otherwise(0).cast("bigint"))
 
 
 def over_shards(subjects: DataFrame) -> DataFrame:

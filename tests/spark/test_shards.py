@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
+
+from gnatswarm.spark.advice import advise
+from gnatswarm.spark.page import page
+from tests.spark.test_advice import answers
 
 pytestmark = pytest.mark.xdist_group("spark")
 
@@ -42,3 +47,37 @@ def test_shards_are_those_that_serve_at_the_end_with_the_connections_that_they_h
     assert {shard: row["is_current"] for shard, row in found.items()} == {0: True, 1: True, 2: False, 3: True}
     assert [row["connections"] for row in found.values()] == [40, 20, 40, 5]
     assert [found[shard]["last_connections"] for shard in (0, 1)] == [20, 20]
+
+
+def test_the_gateway_is_no_shard_and_what_it_passes_on_does_not_cross(spark: Any):
+    """One shard whose clients got 3,000 messages of another server, and 1,000 of their own."""
+    from gnatswarm.shards.boundary.control import GATEWAY_NUMBER
+    from gnatswarm.spark.transforms import matrix, skew, subjects
+
+    gateway: dict[str, Any] = {"shard": GATEWAY_NUMBER, "window_us": NOMINAL_US, "window_nominal_us": NOMINAL_US}
+    own = {**gateway, "shard": 0, "in_msgs": 1000, "out_msgs": 4000, "cpu_s": 1.0}
+    shard = frame(spark, "shard", [own, gateway | {"link_out_msgs": 3000, "cpu_s": 9.0}])
+    link = frame(
+        spark,
+        "link",
+        [
+            {"shard": 0, "peer": GATEWAY_NUMBER, "received_msgs": 3000, "received_deliveries": 3000, "sent_msgs": 5},
+            {"shard": GATEWAY_NUMBER, "peer": 0, "sent_msgs": 3000, "received_msgs": 5, "received_deliveries": 5},
+        ],
+    )
+    parts, between = skew.per_shard(shard), matrix.deliveries(shard, link)
+    (crossed,) = [row.asDict() for row in matrix.crossed_share(between).collect()]
+    assert crossed == {"deliveries": 4000, "crossed": 0, "share": 0.0, "frames": 0, "from_servers": 3000}
+    shards = [row.asDict() for row in parts.collect()]
+    assert [row["shard"] for row in shards] == [0]
+    assert [row["shards"] for row in skew.per_broker(shard).collect()] == [1]
+    assert {row["n"] for row in skew.unevenness(parts).collect()} == {1}
+    rows = [{"shard": n, "subject": "a", "link_out_msgs": frames} for n, frames in ((0, 5), (GATEWAY_NUMBER, 3000))]
+    (subject,) = subjects.crossing(subjects.between_shards(frame(spark, "subject", rows))).collect()
+    assert subject["crossed"] == 5
+    links, deliveries = ([row.asDict() for row in found.collect()] for found in (matrix.links(link), between))
+    found = answers(shards=shards, crossed=[crossed], matrix=deliveries, links=links)
+    assert advise(found) == []
+    (part,) = re.findall(r"<h2>From and to other servers</h2>(.*?)<h2>", page(found, [], "x"), re.S)
+    cells = [re.findall(r"<td[^>]*>(.*?)</td>", line) for line in part.split("<tr>")[2:]]
+    assert cells == [["0", "gateway", "5", "0 B", "–"], ["gateway", "0", "3,000", "0 B", "3,000"]]
