@@ -22,7 +22,7 @@ def totals(subjects: DataFrame) -> DataFrame:
             F.sum("link_out_msgs").alias("crossed"),
             F.sum("unwanted_msgs").alias("unwanted"),
             F.sum("cache_misses").alias("misses"),
-            F.max("error_msgs").alias("error"),
+            F.sum("error_msgs").alias("error"),
             F.countDistinct("window_start_us").alias("windows"),
         )
         .withColumn("fanout", F.try_divide("deliveries", "msgs"))
@@ -42,10 +42,12 @@ def between_shards(subjects: DataFrame) -> DataFrame:
 def over_shards(subjects: DataFrame) -> DataFrame:
     """One row per subject and window, with the columns of the shards' rows: what several results are made of."""
     first = ["broker", "account", "subject", "window_start_us"]
-    sums = ["in_msgs", "in_bytes", "deliveries", "out_bytes", "link_out_msgs", "unwanted_msgs", "cache_misses"]
+    sums = [
+        "in_msgs", "in_bytes", "deliveries", "out_bytes", "link_out_msgs", "unwanted_msgs", "cache_misses", "error_msgs",
+    ]  # fmt: skip
     return subjects.groupBy(*first).agg(
         *(F.sum(name).alias(name) for name in sums),
-        *(F.max(name).alias(name) for name in ("is_folded", "widest", "error_msgs")),
+        *(F.max(name).alias(name) for name in ("is_folded", "widest")),
     )
 
 

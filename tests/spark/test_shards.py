@@ -49,6 +49,19 @@ def test_shards_are_those_that_serve_at_the_end_with_the_connections_that_they_h
     assert [found[shard]["last_connections"] for shard in (0, 1)] == [20, 20]
 
 
+def test_what_a_subject_may_lack_adds_up_over_windows_and_shards(spark: Any):
+    from gnatswarm.spark.transforms import subjects
+
+    rows = [
+        {"shard": shard, "subject": "a", "in_msgs": 9, "error_msgs": 50 + n, "window_start_us": n * NOMINAL_US}
+        for shard in (0, 1)
+        for n in (0, 1)
+    ]
+    by_shard = frame(spark, "subject", rows)
+    for each in (by_shard, subjects.over_shards(by_shard)):
+        assert [(row["msgs"], row["error"]) for row in subjects.totals(each).collect()] == [(36, 202)]
+
+
 def test_the_gateway_is_no_shard_and_what_it_passes_on_does_not_cross(spark: Any):
     """One shard whose clients got 3,000 messages of another server, and 1,000 of their own."""
     from gnatswarm.shards.boundary.control import GATEWAY_NUMBER
