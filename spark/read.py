@@ -223,7 +223,7 @@ def read_parquet(session: SparkSession, directory: str, dates: Sequence[str] = (
         ddl = ", ".join(f"`{name}` {t}" for name, t in columns.items())
         # Tables of an older version lack columns: with the schema given they are null.
         rows = parquet(session, f"{directory}/{kind}", ddl) if whole else None
-        if rows is None:
+        if rows is None or part not in rows.columns:  # … or their days have been archived, and removed here
             return no_rows(session, columns)
         rows = rows.where(F.col(part).isin(whole))
         if dates and "date" in rows.columns:

@@ -43,7 +43,8 @@ def over_shards(subjects: DataFrame) -> DataFrame:
     """One row per subject and window, with the columns of the shards' rows: what several results are made of."""
     first = ["broker", "account", "subject", "window_start_us"]
     sums = [
-        "in_msgs", "in_bytes", "deliveries", "out_bytes", "link_out_msgs", "unwanted_msgs", "cache_misses", "error_msgs",
+        "in_msgs", "in_bytes", "deliveries", "out_bytes", "link_out_msgs", "unwanted_msgs", "cache_misses",
+        "error_msgs",
     ]  # fmt: skip
     return subjects.groupBy(*first).agg(
         *(F.sum(name).alias(name) for name in sums),
