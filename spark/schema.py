@@ -129,6 +129,8 @@ KINDS: dict[str, dict[str, str]] = {
 }
 
 CORRUPT = "_corrupt"
+# Why a file has no line that could be used or set aside.
+UNREADABLE = "a file of which nothing can be read"
 
 # No window has such a count, and 30,000 of them can be added up. Times are before the year 2113, as that of every clock
 # that is set; a page cannot show the year 10000.

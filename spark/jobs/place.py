@@ -193,7 +193,8 @@ def place(asked: argparse.Namespace, statistics: Statistics, expected: Expected 
         shown: list[Any] = [visible(name) for name in left[:10]]
         print(f"without a rule: {', '.join(shown)}{' …' if len(left) > 10 else ''}")
     if why := objection(rules, promised, asked.bound, asked.least_gain):
-        print(f"nothing is written: {why}")
+        stays = f"; {asked.out} stays as it is" if Path(asked.out).exists() else ""
+        print(f"nothing is written: {why}{stays}")
         return 0
     Path(asked.out).write_text(written(rules, promised, asked.stats_dir or asked.from_parquet), encoding="utf-8")
     print(f"{len(rules)} rules in {asked.out}; {promise(promised)}")

@@ -102,6 +102,21 @@ def test_a_broker_with_which_all_is_well_gets_none():
         ({"shards": [shard(0, 0.6, misses=4000)]}, "fewer different subjects", "4,000 of 10,000 messages"),
         ({"gaps": [{"in_msgs": 7}]}, "A shard died", "once; 7 messages"),
         ({"torn": [{}]}, "Some windows are incomplete", "1 windows"),
+        (
+            {"shards": [shard(0, 0.5), shard(1, 0.5) | {"lost_windows": 3}]},
+            "Some windows were never written", "windows: 3 of shard 1",
+        ),
+        (
+            {"aside": [{"why": "no record", "count": 1200}, {"why": "a newer version", "count": 1}]},
+            "Some lines could not be used", r"lines: 1,200 \(no record\), 1 \(a newer version\)",
+        ),
+        (
+            {
+                "aside": [{"why": "a file of which nothing can be read", "count": 4}],
+                "unreadable": [{"path": f"/stats/{n}"} for n in range(4)],
+            },
+            "Some files could not be read", "^/stats/0, /stats/1, /stats/2 …$",
+        ),
     ],
 )  # fmt: skip
 def test_advice_names_the_figures_it_follows_from(given: Answers, what: str, figures: str):

@@ -70,6 +70,8 @@ def test_pairs_that_are_badly_spread_get_rules_that_bring_them_together(
         assert "nothing is written" in capsys.readouterr().out and not (tmp_path / "p.conf").exists()
         assert place(asked(), statistics, None) == 0
         said = capsys.readouterr().out
+        assert place(asked(least_gain=1.1), statistics, None) == 0
+        assert f"; {tmp_path / 'p.conf'} stays as it is" in capsys.readouterr().out
     text = (tmp_path / "p.conf").read_text()
     expected = expected_of(text)
     assert (expected.crossing_before, expected.crossing, expected.shards) == (1.0, 0.0, 4)
