@@ -243,9 +243,28 @@ def test_new_gone_and_changed_talkers_between_two_periods(spark: Any):
         rows = [("$G", "a", subject, "b", msgs, msgs, 0, 0, "") for subject, msgs in heard]
         return spark.createDataFrame(rows, f"{columns}, {numbers}")
 
-    before, now = edges(("old", 10), ("same", 100), ("up", 10)), edges(("same", 110), ("up", 40), ("new", 5))
+    nothing = ("share", 0)  # each less than half a message
+    before = edges(("old", 10), ("same", 100), ("up", 10), ("least", 0), nothing)
+    now = edges(("same", 110), ("up", 40), ("new", 5), ("least", 1), ("never", 0), nothing)
     found = graph.changes(before, now, 10.0, 10.0).collect()
-    assert {row["subject"]: row["change"] for row in found} == {"old": "gone", "up": "more", "new": "new"}
+    assert {row["subject"]: row["change"] for row in found} == {
+        **{"old": "gone", "up": "more", "new": "new", "least": "more"},
+    }
+
+
+def test_an_edge_of_less_than_half_a_message_is_no_error_of_the_questions(spark: Any):
+    """Three publishers share the one message that was received."""
+    from gnatswarm.spark.questions import QUESTIONS
+    from gnatswarm.spark.transforms import graph, talkers
+
+    rows = [client(name, published=(("a", 1),)) for name in ("one", "two", "three")] + [
+        client("x", received=(("a", 1),))
+    ]
+    edges = graph.edges(graph.flows(talkers.by_service(frame(spark, rows))))
+    graph.between_services(edges).createOrReplaceTempView("service_matrix")
+    (statement,) = [text for text in QUESTIONS.values() if "service_matrix" in text]
+    found = spark.sql(statement).collect()
+    assert [(row["msgs"], row["crosses"]) for row in found] == [(0, None)] * 3
 
 
 def test_churners_are_those_who_come_often(spark: Any):
