@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from gnatswarm.spark.schema import UNREADABLE
+
 Rows = Sequence[Mapping[str, Any]]
 
 BUSY = 0.8  # of a core: above this a shard has no room for a burst
@@ -45,7 +47,7 @@ def advise(answers: Mapping[str, Rows]) -> list[Advice]:
     """From the collected results of spark.answers; an empty list if there is nothing to recommend."""
     together = at_once(answers["brokers"])
     # If several brokers ran at the same time, a row of `shards` is not one shard.
-    shards = [] if together else list(answers["shards"])
+    shards = [] if together else [row for row in answers["shards"] if row["is_current"]]
     return [
         *_on_several_brokers(together, len(answers["brokers"])),
         *_on_shards(shards, _crossed(answers)["share"] or 0.0),
@@ -100,7 +102,7 @@ def _on_shards(shards: Rows, crossed_share: float) -> Iterator[Advice]:
 
 
 def _on_connections(shards: Rows) -> Iterator[Advice]:
-    connections = [row["connections"] or 0 for row in shards]
+    connections = [row["last_connections"] or 0 for row in shards]
     if len(shards) > 1 and sum(connections) >= ENOUGH_CONNECTIONS * len(shards):
         uneven = max(connections) * len(connections) / sum(connections)
         if uneven > UNEVEN_CONNECTIONS:
@@ -181,4 +183,24 @@ def _on_incomplete_statistics(answers: Mapping[str, Rows]) -> Iterator[Advice]:
         yield Advice(
             "Some windows are incomplete: look for a disk or a copy that failed; the figures lack the rest of them",
             f"{len(answers['torn'])} windows",
+        )
+    if lost := {row["shard"]: row["lost_windows"] for row in answers["shards"] if row["lost_windows"]}:
+        shown = ", ".join(f"{n:,} of shard {shard}" for shard, n in lost.items())
+        yield Advice(
+            "Some windows were never written: look for a disk that was full or hung; the figures lack them",
+            f"windows: {shown}",
+        )
+    lines = [row for row in answers["aside"] if row["why"] != UNREADABLE]
+    if lines:
+        shown = ", ".join(f"{row['count']:,} ({row['why']})" for row in lines)
+        yield Advice(
+            "Some lines could not be used: look for a newer broker, or for files that were truncated or changed; the "
+            "figures lack them",
+            f"lines: {shown}",
+        )
+    if answers["unreadable"]:
+        paths = [row["path"] for row in answers["unreadable"]]
+        yield Advice(
+            "Some files could not be read: copy them again; the figures lack them",
+            ", ".join(paths[:3]) + (" …" if len(paths) > 3 else ""),
         )

@@ -39,6 +39,7 @@ def answers(statistics: Statistics, most: int = 25, services: str = "auto") -> d
     kept = graph.settled if statistics.is_small else _as_it_is
     shard, link = kept(shard), kept(link)
     torn = trouble.torn(subject, shard)
+    subject = subjects.between_shards(subject)
     if statistics.is_small:
         subject = graph.settled(subjects.over_shards(subject))
     parts = kept(skew.per_shard(shard))

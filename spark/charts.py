@@ -7,6 +7,7 @@ document or a ticket needs PNG, for which matplotlib is loaded (`plots`). Both d
 from __future__ import annotations
 
 from gnatswarm.spark.advice import Rows
+from gnatswarm.spark.schema import GATEWAY
 
 HOTTEST = 12
 
@@ -19,11 +20,11 @@ def hottest(rows: Rows) -> list[tuple[str, float]]:
 
 
 def over_time(rows: Rows, column: str, scale: float = 1.0) -> list[tuple[str, Line]]:
-    """A line per shard."""
+    """A line per shard, and one of the gateway."""
     series: dict[int, Line] = {}
     for row in rows:
         series.setdefault(row["shard"], []).append((row["window_start_us"] / 1e6, float(row[column] or 0) * scale))
-    return [(f"shard {shard}", line) for shard, line in sorted(series.items())]
+    return [("gateway" if shard == GATEWAY else f"shard {shard}", line) for shard, line in sorted(series.items())]
 
 
 def between_shards(shards: Rows, matrix: Rows) -> tuple[list[str], dict[tuple[int, int], float]]:

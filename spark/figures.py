@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from gnatswarm.spark.schema import GATEWAY
+
 HEADINGS = {
     "in_msgs": "messages in",
     "out_msgs": "messages out",
@@ -14,6 +16,7 @@ HEADINGS = {
     "msgs": "messages",
     "fanout": "fan-out",
     "error": "may lack",
+    "last_connections": "at last",
     "cpu_share": "of a core",
     "resident_bytes": "memory",
     "lag_max_us": "latest timer",
@@ -52,7 +55,7 @@ def shown(name: str, row: Mapping[str, Any]) -> str:
     if isinstance(value, str):
         return visible(value, MOST_PATH_SHOWN if name == "path" else MOST_SHOWN)
     if name in NAMES:
-        return str(value)
+        return "gateway" if value == GATEWAY and name != "file" else str(value)
     if name in MOMENTS:
         return moment(value)
     if name.endswith("_us"):

@@ -8,6 +8,7 @@ from html import escape
 from gnatswarm.spark import charts, svg
 from gnatswarm.spark.advice import Advice, Rows
 from gnatswarm.spark.figures import HEADINGS, bucket, clock, moment, number, percent, shown
+from gnatswarm.spark.schema import GATEWAY
 
 STYLE = """
 :root{color-scheme:light dark;--back:#fbfbf9;--text:#1d2328;--soft:#5f6870;--rule:#dfe2e0;--card:#fff;--bar:#2a78b8;
@@ -82,7 +83,7 @@ def _cards(answers: Mapping[str, Rows]) -> list[tuple[str, str]]:
         (f"{number(spread['p50'])} / {number(spread['p99'])}", "fan-out, median / p99"),
         (percent(crossed["share"]), "of deliveries from another shard"),
         (f"{totals['unwanted_msgs']:,}", "messages without subscribers"),
-        (str(len(answers["shards"])), "shards"),
+        (str(sum(row["is_current"] for row in answers["shards"])), "shards"),
         (str(sum(row["times"] for row in answers["slow"])), "slow consumers closed"),
     ]
 
@@ -111,8 +112,9 @@ def _of_subjects(answers: Mapping[str, Rows]) -> list[Section]:
         ),
         (
             "Hottest subjects",
-            "By deliveries. crossed: frames sent to other shards. may lack: at most so many more messages; "
-            "not zero if there were too many subjects to count each.",
+            "By deliveries, also of messages that other servers sent, which are not among the messages here. crossed: "
+            "frames sent to other shards, and to the gateway for other servers. may lack: at most so many more "
+            "messages; not zero if there were too many subjects to count each.",
             svg.bars(charts.hottest(answers["hottest"]), "deliveries")
             + _table(
                 answers["hottest"],
@@ -224,6 +226,12 @@ def _of_services(answers: Mapping[str, Rows]) -> list[Section]:
 
 def _of_shards(answers: Mapping[str, Rows]) -> list[Section]:
     used = [row for row in answers["links"] if row["msgs"] or row["paused_us"]]
+    delivered = {(row["from_shard"], row["to_shard"]): row["deliveries"] for row in answers["matrix"]}
+    outside = [
+        {**row, "deliveries": delivered.get((row["from_shard"], row["to_shard"]))}
+        for row in used
+        if GATEWAY in (row["from_shard"], row["to_shard"])
+    ]
     return [
         (
             "Messages in and out by shard",
@@ -237,12 +245,13 @@ def _of_shards(answers: Mapping[str, Rows]) -> list[Section]:
         ),
         (
             "The shards",
-            "Connections and subscriptions are the maximum of all windows, each taken at its end.",
+            "Connections and subscriptions are the maximum of all windows, each taken at its end; at last: the "
+            "connections at the end of the last whole window. In a restart other shards serve for a moment.",
             _table(
                 answers["shards"],
                 [
-                    "shard", "connections", "subscriptions", "in_msgs", "out_msgs", "link_out_msgs", "link_in_msgs",
-                    "cpu_share", "resident_bytes", "stalls", "lag_max_us", "lost_windows",
+                    "shard", "connections", "last_connections", "subscriptions", "in_msgs", "out_msgs", "link_out_msgs",
+                    "link_in_msgs", "cpu_share", "resident_bytes", "stalls", "lag_max_us", "lost_windows",
                 ],
             ),
         ),
@@ -261,8 +270,13 @@ def _of_shards(answers: Mapping[str, Rows]) -> list[Section]:
         ),
         (
             "Subjects with most traffic between shards",
-            "crossed: frames sent to other shards. One frame serves all subscribers of a shard.",
+            "crossed: frames sent to other shards, and to the gateway. One frame serves all subscribers of a shard.",
             _table(answers["crossing"][:12], ["subject", "account", "msgs", "crossed", "deliveries", "fanout"]),
+        ),
+        (
+            "From and to other servers",
+            "What the gateway passed on to shards, which delivered it, and what it got of them.",
+            _table(outside, ["from_shard", "to_shard", "msgs", "bytes", "deliveries"]),
         ),
         ("Links", "", _table(used, ["from_shard", "to_shard", "msgs", "bytes", "peak_pending_bytes", "paused_us"])),
         (

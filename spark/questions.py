@@ -18,7 +18,7 @@ QUESTIONS = {
         ORDER BY deliveries DESC, subject LIMIT 5
     """,
     "Which services talk most to each other, and how much of that crosses shards?": """
-        SELECT from_service, to_service, msgs, round(crossed_msgs / msgs, 2) AS crosses FROM service_matrix
+        SELECT from_service, to_service, msgs, round(try_divide(crossed_msgs, msgs), 2) AS crosses FROM service_matrix
         ORDER BY msgs DESC, from_service, to_service LIMIT 5
     """,
     "Which subjects depend on one client?": """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,6 @@ OPTIONS = {
     "ignoreMissingFiles": "true",
 }
 ASIDE = {"source": "string", "line": "string", "why": "string"}
-UNREADABLE = "a file of which nothing can be read"
 
 
 @dataclass(frozen=True)
@@ -187,7 +186,7 @@ def nothing_read(session: SparkSession, missing: list[str]) -> DataFrame:
     if not missing:
         return no_rows(session, ASIDE)
     ddl = ", ".join(f"{name} {kind}" for name, kind in ASIDE.items())
-    return session.createDataFrame([(source, None, UNREADABLE) for source in missing], ddl)
+    return session.createDataFrame([(source, None, schema.UNREADABLE) for source in missing], ddl)
 
 
 def unread(listed: Iterable[str], seen: Iterable[str]) -> list[str]:
@@ -214,24 +213,50 @@ def without_copies(rows: DataFrame, files: DataFrame) -> DataFrame:
 
 def read_parquet(session: SparkSession, directory: str, dates: Sequence[str] = ()) -> Statistics:
     """The finished rows of `ingest` or `compact`, of these days or of all; kinds without rows are empty."""
-    written = parquet(session, f"{directory}/files")
-    # The list of files is written last, so a batch (or a day of `compact`) is complete if its list exists.
-    part = "batch" if written is not None and "batch" in written.columns else "date"
-    whole = [] if written is None else [row[0] for row in written.select(part).distinct().collect()]
+    finished = _finished(session, directory)
 
     def rows_of(kind: str, columns: dict[str, str], shown: Sequence[Column | str]) -> DataFrame:
-        ddl = ", ".join(f"`{name}` {t}" for name, t in columns.items())
-        # Tables of an older version lack columns: with the schema given they are null.
-        rows = parquet(session, f"{directory}/{kind}", ddl) if whole else None
+        rows = finished(kind, columns)
         if rows is None:
             return no_rows(session, columns)
-        rows = rows.where(F.col(part).isin(whole))
         if dates and "date" in rows.columns:
             rows = rows.where(F.col("date").cast("string").isin(list(dates)))
         return rows.select(*shown)
 
     kinds = {kind: rows_of(kind, schema.types(kind), filled(kind)) for kind in schema.KINDS}
     return Statistics(kinds, rows_of("aside", ASIDE, [*ASIDE]))
+
+
+def _finished(session: SparkSession, directory: str) -> Callable[[str, dict[str, str]], DataFrame | None]:
+    """What answers with the finished rows of a kind, with these columns (name → type); None: there are none."""
+    written = parquet(session, f"{directory}/files")
+    # The list of files is written last, so a batch (or a day of `compact`) is complete if its list exists.
+    part = "batch" if written is not None and "batch" in written.columns else "date"
+    whole = [] if written is None else [row[0] for row in written.select(part).distinct().collect()]
+
+    def finished(kind: str, columns: dict[str, str]) -> DataFrame | None:
+        ddl = ", ".join(f"`{name}` {t}" for name, t in columns.items())
+        # Tables of an older version lack columns: with the schema given they are null.
+        rows = parquet(session, f"{directory}/{kind}", ddl) if whole else None
+        if rows is None or part not in rows.columns:  # … or all their days have been archived, and removed here
+            return None
+        return rows.where(F.col(part).isin(whole))
+
+    return finished
+
+
+def no_days_text(session: SparkSession, directory: str, dates: Collection[str]) -> str:
+    """Of which of these days tables have no rows, or ""."""
+    if not dates:
+        return ""
+    finished = _finished(session, directory)
+    days = no_rows(session, {"day": "string"})
+    for kind in schema.KINDS:
+        if (rows := finished(kind, schema.types(kind))) is not None:
+            days = days.unionAll(rows.select(F.col("date").cast("string").alias("day")))
+    known = {row["day"] for row in days.where(F.col("day").isin(list(dates))).distinct().collect()}
+    missing = ", ".join(sorted(set(dates) - known))
+    return f"there are no rows of {missing} in {directory}" if missing else ""
 
 
 def parquet(session: SparkSession, path: str, ddl: str = "") -> DataFrame | None:

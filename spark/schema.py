@@ -9,6 +9,9 @@ from __future__ import annotations
 # Rows of a newer version are set aside, because the meaning of their numbers is not known here.
 KNOWN_VERSION = 3
 
+# The process that is connected to other servers has a shard's rows, with this number and without clients.
+GATEWAY = 63
+
 OTHER = "*other*"
 REST = "*rest*"
 
@@ -126,6 +129,8 @@ KINDS: dict[str, dict[str, str]] = {
 }
 
 CORRUPT = "_corrupt"
+# Why a file has no line that could be used or set aside.
+UNREADABLE = "a file of which nothing can be read"
 
 # No window has such a count, and 30,000 of them can be added up. Times are before the year 2113, as that of every clock
 # that is set; a page cannot show the year 10000.

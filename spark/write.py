@@ -4,13 +4,14 @@
 
 A batch that is tried again overwrites its own directories with the same rows. `files`, the list of the broker's files
 in the batch, is written last: with it the batch is complete. A file that another batch has already, under any name, is
-a copy and is left out. So any reader of Parquet counts every row once, even if the job was killed.
+a copy, and nothing of it is taken; but if that other copy was truncated, and this one has more rows, those that it
+lacks are. So any reader of Parquet counts every row once, even if the job was killed.
 """
 
 from __future__ import annotations
 
 from pyspark import StorageLevel
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from gnatswarm.spark import schema
@@ -18,12 +19,12 @@ from gnatswarm.spark.read import IDENTITY, chosen, files_of, judge, no_rows, par
 
 # Rows of one Parquet file: some 30 MB of subjects. Few files, but enough for many cores.
 ROWS_PER_FILE = 1_000_000
-# Columns of `files`, one row per file that was read; identity and rows are null if the file was left out.
+# Columns of `files`, one row per file that was read; identity and rows (all that it has) are null if it was left out.
 FILES = [*IDENTITY, "source", "rows"]
 
 
 def write_batch(lines: DataFrame, batch: int, out: str) -> dict[str, int]:
-    """Write the batch; returns rows by kind, `copies` (rows of files that other batches have), and `aside`."""
+    """Write the batch; returns rows by kind, `copies` (of them, rows that other batches have), and `aside`."""
     # Each kind reads these rows once, which does not justify memory.
     judged = judge(lines, StorageLevel.DISK_ONLY)
     try:
@@ -31,14 +32,19 @@ def write_batch(lines: DataFrame, batch: int, out: str) -> dict[str, int]:
         by_kind = judged.groupBy(F.when(is_good, F.col("kind")).alias("kind")).count().collect()
         counts = {row["kind"]: row["count"] for row in by_kind if row["kind"]}
         good = judged.where(is_good)
-        files = files_of(good).persist()
-        taken = chosen(files).join(_known(lines, batch, out), IDENTITY, "left_anti").persist()
+        kept = [files := files_of(good).persist(), taken := _taken(files, batch, out).persist()]
         try:
-            copies = _rows(files) - _rows(taken)
+            n_taken, n_longer = _counted(taken)
+            if n_longer:
+                kept.append(taken := _that_are_there(taken, batch, out).persist())
+                n_taken, n_longer = _counted(taken)
+            copies = files.agg(F.coalesce(F.sum("rows"), F.lit(0))).collect()[0][0] - n_taken
             if copies:
                 good = good.join(F.broadcast(taken).select(*IDENTITY, "source"), [*IDENTITY, "source"], "left_semi")
             for kind, n in counts.items():
                 rows = good.where(F.col("kind") == kind).select(*schema.columns(kind))
+                if n_longer:
+                    rows = _without_known(rows, taken, _of_others(lines.sparkSession, kind, batch, out))
                 overwrite(dated(rows), f"{out}/{kind}/batch={batch}", n, by="date")
             n_aside = sum(row["count"] for row in by_kind if not row["kind"])
             if n_aside:
@@ -46,19 +52,66 @@ def write_batch(lines: DataFrame, batch: int, out: str) -> dict[str, int]:
             seen = judged.select("source").distinct()
             overwrite(seen.join(taken, "source", "left").select(*FILES), f"{out}/files/batch={batch}", 1)
         finally:
-            files.unpersist()
-            taken.unpersist()
+            for each in kept:
+                each.unpersist()
         return {**counts, "copies": copies, "aside": n_aside}
     finally:
         judged.unpersist()
 
 
-def _known(lines: DataFrame, batch: int, out: str) -> DataFrame:
-    """The files in other batches."""
-    found = parquet(lines.sparkSession, f"{out}/files")
-    if found is None:
-        return no_rows(lines.sparkSession, {name: schema.COMMON[name] for name in IDENTITY})
-    return found.where(F.col("batch") != batch).select(*IDENTITY)
+def _taken(files: DataFrame, batch: int, out: str) -> DataFrame:
+    """The files of which rows are taken: those that no other batch has, and those of which others have fewer rows.
+
+    Columns: identity, source, rows, known_rows (how many others have; null: they have not this file), new_rows.
+    """
+    best = chosen(files)
+    listed = _listed(files.sparkSession, batch, out)
+    if listed is None:
+        return best.withColumns({"known_rows": F.lit(None).cast("bigint"), "new_rows": F.col("rows")})
+    same = listed.join(F.broadcast(best.select(*IDENTITY)), IDENTITY, "left_semi")
+    known = same.groupBy(*IDENTITY).agg(F.max("rows").alias("known_rows"))
+    counted = best.join(known, IDENTITY, "left").withColumn("new_rows", F.expr("rows - coalesce(known_rows, 0)"))
+    return counted.where("new_rows > 0")
+
+
+def _that_are_there(taken: DataFrame, batch: int, out: str) -> DataFrame:
+    """Without longer files of which rows have gone from the tables since: what others lack of them cannot be told.
+
+    `compact` has put these elsewhere, and somebody has removed them here.
+    """
+    longer = taken.where("known_rows is not null").select(*IDENTITY)
+    there = longer
+    for kind in schema.KINDS:
+        there = there.unionByName(_of_others(taken.sparkSession, kind, batch, out).select(*IDENTITY))
+    counted = there.join(F.broadcast(longer), IDENTITY, "left_semi").groupBy(*IDENTITY).count()
+    whole = taken.join(counted, IDENTITY, "left").where("known_rows is null or count > known_rows")
+    return whole.drop("count")
+
+
+def _without_known(rows: DataFrame, taken: DataFrame, others: DataFrame) -> DataFrame:
+    """These rows without those that others have of longer files: of equal ones as many as there are more here."""
+    longer = taken.where("known_rows is not null")
+    files = F.broadcast(longer.select(*IDENTITY))
+    late, known = (each.join(files, IDENTITY, "left_semi").drop("source") for each in (rows, others))
+    lacking = late.exceptAll(known).join(F.broadcast(longer.select(*IDENTITY, "source")), IDENTITY)
+    return rows.join(files, IDENTITY, "left_anti").unionByName(lacking)
+
+
+def _listed(session: SparkSession, batch: int, out: str) -> DataFrame | None:
+    """The files of other batches that are complete; None: there are none."""
+    found = parquet(session, f"{out}/files")
+    return None if found is None else found.where(F.col("batch") != batch)
+
+
+def _of_others(session: SparkSession, kind: str, batch: int, out: str) -> DataFrame:
+    """The rows of a kind in other batches that are complete."""
+    listed = _listed(session, batch, out)
+    rows = parquet(
+        session, f"{out}/{kind}", ", ".join(f"`{name}` {type_}" for name, type_ in schema.types(kind).items())
+    )
+    if listed is None or rows is None or "batch" not in rows.columns:
+        return no_rows(session, schema.types(kind))
+    return rows.join(F.broadcast(listed.select("batch").distinct()), "batch", "left_semi").select(*schema.columns(kind))
 
 
 def dated(rows: DataFrame) -> DataFrame:
@@ -66,8 +119,10 @@ def dated(rows: DataFrame) -> DataFrame:
     return rows.withColumn("date", F.date_format(F.timestamp_micros("window_start_us"), "yyyy-MM-dd"))
 
 
-def _rows(files: DataFrame) -> int:
-    return int(files.agg(F.coalesce(F.sum("rows"), F.lit(0))).collect()[0][0])
+def _counted(taken: DataFrame) -> tuple[int, int]:
+    """How many rows are new, and how many files are longer ones."""
+    (row,) = taken.agg(F.coalesce(F.sum("new_rows"), F.lit(0)), F.count("known_rows")).collect()
+    return row[0], row[1]
 
 
 def overwrite(rows: DataFrame, path: str, n: int, by: str = "") -> None:

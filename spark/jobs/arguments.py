@@ -8,10 +8,26 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Iterable
+from datetime import date
 from typing import Any
 
 DEFAULT_PORT = 4222
 DATE_MISTAKE = "--date goes with --from-parquet: the shards' own files are read whole"
+
+
+def date_mistake(texts: Iterable[str]) -> str:
+    """Which of these is no day, or ""."""
+    for text in texts:
+        try:
+            is_day = (
+                date.fromisoformat(text).isoformat() == text
+            )  # (20260203 and 2026-W06-2 are no names of directories)
+        except ValueError:
+            is_day = False
+        if not is_day:
+            return f"--date {text!r} is no day: write YYYY-MM-DD"
+    return ""
 
 
 def brokers_directory() -> str:

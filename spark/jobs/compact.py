@@ -11,9 +11,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from gnatswarm.spark import schema
-from gnatswarm.spark.jobs.arguments import compact_parser
+from gnatswarm.spark.jobs.arguments import compact_parser, date_mistake
 from gnatswarm.spark.jobs.progress import Progress
-from gnatswarm.spark.read import IDENTITY, read_parquet
+from gnatswarm.spark.read import IDENTITY, no_days_text, read_parquet
 from gnatswarm.spark.session import run
 from gnatswarm.spark.write import ROWS_PER_FILE, dated
 
@@ -48,6 +48,9 @@ def _overwrite_days(rows: DataFrame, path: str) -> None:
 def main(arguments: list[str]) -> int:
     """The program; its exit code."""
     asked = compact_parser().parse_args(arguments)
+    if why := date_mistake(asked.date):
+        print(f"gnatswarm compact: {why}", file=sys.stderr)
+        return 1
     if "://" not in asked.from_parquet and not os.path.isdir(Path(asked.from_parquet) / "files"):
         print(f"gnatswarm compact: {asked.from_parquet} has no tables of `gnatswarm ingest`", file=sys.stderr)
         return 1
@@ -58,9 +61,12 @@ def main(arguments: list[str]) -> int:
     progress.say("starting Spark (this takes some seconds) …")
 
     def work(session: SparkSession) -> int:
+        if why := no_days_text(session, asked.from_parquet, asked.date):
+            print(f"gnatswarm compact: {why}", file=sys.stderr)
+            return 1
         started = time.monotonic()
         counts = compact(session, asked.from_parquet, asked.out, asked.date)
-        shown = ", ".join(f"{n:,} {kind}" for kind, n in counts.items()) or "nothing of these days"
+        shown = ", ".join(f"{n:,} {kind}" for kind, n in counts.items())
         progress.say(f"{shown} in {time.monotonic() - started:.1f} s")
         return 0
 

@@ -20,7 +20,7 @@ from gnatswarm.spark.partition import balance, crossing_share, partition
 from gnatswarm.spark.placement_file import BadFile, Expected, Rule, expected_of, is_writable, written
 from gnatswarm.spark.read import Statistics, read_parquet
 from gnatswarm.spark.session import SMALL, run
-from gnatswarm.spark.transforms import graph, talkers
+from gnatswarm.spark.transforms import graph, skew, talkers
 
 # Instructions of the engine for a small message that crosses to another shard, and for one that does not:
 # tests/bench/instructions.json, "across 2 shards, 16 B in runs" and "1:1, 16 B in runs".
@@ -55,22 +55,26 @@ class Figures:
                 self.rules[row["service"]] = "user", row["service"]
         self.edges: dict[tuple[str, str], float] = {}
         self.msgs = self.crossed = 0.0
-        for row in graph.between_services(edges, most=MOST_EDGES).collect():
+        # Without those of an unknown publisher: nobody knows whether they cross, or would.
+        known = edges.where(F.col("from_service") != graph.UNKNOWN)
+        for row in graph.between_services(known, most=MOST_EDGES).collect():
             self.msgs += row["msgs"]
             self.crossed += row["crossed_msgs"]
-            if row["from_service"] != graph.UNKNOWN:
-                pair = row["from_service"], row["to_service"]
-                self.edges[pair] = self.edges.get(pair, 0.0) + row["msgs"]
-        loads = rows.groupBy("shard").agg(F.sum(F.col("in_msgs") + F.col("out_msgs")).alias("msgs")).collect()
-        self.loads = [float(row["msgs"]) for row in loads]
-        self.shards = len(loads)
+            pair = row["from_service"], row["to_service"]
+            self.edges[pair] = self.edges.get(pair, 0.0) + row["msgs"]
+        load = F.sum(F.col("in_msgs") + F.col("out_msgs")).alias("msgs")
+        loads = {row["shard"]: float(row["msgs"]) for row in rows.groupBy("shard").agg(load).collect()}
+        # Also those without clients, and none that only a restart had.
+        current = skew.per_shard(statistics["shard"]).where("is_current").select("shard").collect()
+        self.loads = [loads.get(row["shard"], 0.0) for row in current]
+        self.shards = max(len(current), 1)
         last = rows.agg(F.coalesce(F.max(F.col("window_start_us") + F.col("window_us")), F.lit(0))).collect()
         self.last_us = int(last[0][0])
         rows.unpersist()
 
     @property
     def crossing(self) -> float:
-        """The share of deliveries that crossed."""
+        """The share of deliveries that crossed, of those whose publisher is known."""
         return self.crossed / self.msgs if self.msgs else 0.0
 
     def unevenness(self, shards: int) -> float:
@@ -189,7 +193,8 @@ def place(asked: argparse.Namespace, statistics: Statistics, expected: Expected 
         shown: list[Any] = [visible(name) for name in left[:10]]
         print(f"without a rule: {', '.join(shown)}{' …' if len(left) > 10 else ''}")
     if why := objection(rules, promised, asked.bound, asked.least_gain):
-        print(f"nothing is written: {why}")
+        stays = f"; {asked.out} stays as it is" if Path(asked.out).exists() else ""
+        print(f"nothing is written: {why}{stays}")
         return 0
     Path(asked.out).write_text(written(rules, promised, asked.stats_dir or asked.from_parquet), encoding="utf-8")
     print(f"{len(rules)} rules in {asked.out}; {promise(promised)}")

@@ -20,12 +20,29 @@ from gnatswarm.spark.advice import Advice, Rows, advise
 from gnatswarm.spark.answers import answers
 from gnatswarm.spark.explain import explained
 from gnatswarm.spark.jobs import ingest
-from gnatswarm.spark.jobs.arguments import DATE_MISTAKE, DEFAULT_PORT, default_directory, report_parser, unreadable_text
+from gnatswarm.spark.jobs.arguments import (
+    DATE_MISTAKE,
+    DEFAULT_PORT,
+    date_mistake,
+    default_directory,
+    report_parser,
+    unreadable_text,
+)
 from gnatswarm.spark.jobs.progress import Progress
 from gnatswarm.spark.page import page
 from gnatswarm.spark.period import BadPeriod, periods
 from gnatswarm.spark.plots import plots
-from gnatswarm.spark.read import LINES, Statistics, parquet, read_lines, read_parquet, split, stored_files, unreadable
+from gnatswarm.spark.read import (
+    LINES,
+    Statistics,
+    no_days_text,
+    parquet,
+    read_lines,
+    read_parquet,
+    split,
+    stored_files,
+    unreadable,
+)
 from gnatswarm.spark.session import SMALL, is_here, run
 from gnatswarm.spark.transforms import graph, talkers
 from gnatswarm.spark.unfinished import copy_unfinished, has_unfinished, is_being_written
@@ -163,6 +180,8 @@ def mistake(asked: argparse.Namespace) -> str:
         return f"--services: {why}"
     if asked.date and not asked.from_parquet:
         return DATE_MISTAKE
+    if why := date_mistake(asked.date or ()):
+        return why
     try:
         if asked.compare:
             periods(asked.compare, 0)
@@ -186,6 +205,9 @@ def main(arguments: list[str]) -> int:
     def work(session: SparkSession) -> int:
         progress.say(f"Spark {session.version} on {session.sparkContext.master}; reading …")
         if asked.from_parquet:
+            if why := no_days_text(session, asked.from_parquet, asked.date or ()):
+                print(f"gnatswarm report: {why}", file=sys.stderr)
+                return 1
             statistics = read_parquet(session, asked.from_parquet, asked.date or ())
             return report(asked, session, replace(statistics, is_small=small), progress)
         with lines_of(session, asked.stats_dir, progress, is_small=small) as statistics:
@@ -214,6 +236,9 @@ def report(asked: argparse.Namespace, session: SparkSession, statistics: Statist
     source = asked.stats_dir or asked.from_parquet
     if asked.broker:
         statistics = statistics.of_broker(asked.broker)
+        if all(rows.isEmpty() for rows in statistics.kinds.values()):
+            print(f"gnatswarm report: there are no rows of a broker {asked.broker} in {source}", file=sys.stderr)
+            return 1
     if asked.explain:
         print(explain(statistics, asked.explain, asked.services))
         return 0
@@ -258,8 +283,8 @@ def write_tables(
 
 def summary(found: dict[str, list[dict[str, Any]]], advice: list[Advice]) -> str:
     """Totals and advice, for a terminal."""
-    totals = found["totals"][0]
-    lines = [f"{totals['in_msgs']:,} messages, {totals['out_msgs']:,} deliveries, {len(found['shards'])} shards"]
+    totals, shards = found["totals"][0], sum(row["is_current"] for row in found["shards"])
+    lines = [f"{totals['in_msgs']:,} messages, {totals['out_msgs']:,} deliveries, {shards} shards"]
     lines += [f"- {one.what} ({one.figures})" for one in advice]
     return "\n".join(lines)
 

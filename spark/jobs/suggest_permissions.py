@@ -13,11 +13,17 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from gnatswarm.spark.figures import counted
-from gnatswarm.spark.jobs.arguments import DATE_MISTAKE, DEFAULT_PORT, default_directory, suggest_permissions_parser
+from gnatswarm.spark.jobs.arguments import (
+    DATE_MISTAKE,
+    DEFAULT_PORT,
+    date_mistake,
+    default_directory,
+    suggest_permissions_parser,
+)
 from gnatswarm.spark.jobs.progress import Progress
 from gnatswarm.spark.jobs.report import lines_of, refusal
 from gnatswarm.spark.permissions_file import suggestions, written
-from gnatswarm.spark.read import Statistics, read_parquet
+from gnatswarm.spark.read import Statistics, no_days_text, read_parquet
 from gnatswarm.spark.session import run
 from gnatswarm.spark.transforms import usage
 
@@ -35,6 +41,7 @@ def main(arguments: list[str]) -> int:
         why = f"--least-values {asked.least_values}: one value is no reason for a wildcard; write 2 or more"
     if asked.date and not asked.from_parquet:
         why = DATE_MISTAKE
+    why = why or date_mistake(asked.date or ())
     if asked.dry_run:
         why = "--dry-run needs the command `gnatswarm suggest-permissions`, which reads the configuration"
     if why:
@@ -45,6 +52,9 @@ def main(arguments: list[str]) -> int:
 
     def work(session: SparkSession) -> int:
         if asked.from_parquet:
+            if why := no_days_text(session, asked.from_parquet, asked.date or ()):
+                print(f"gnatswarm suggest-permissions: {why}", file=sys.stderr)
+                return 1
             return suggest(asked, read_parquet(session, asked.from_parquet, asked.date or ()))
         with lines_of(session, asked.stats_dir, progress) as statistics:
             return suggest(asked, statistics)

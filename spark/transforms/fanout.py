@@ -14,10 +14,14 @@ PERCENTILES = (0.5, 0.9, 0.99, 1.0)
 
 def per_window(subjects: DataFrame) -> DataFrame:
     """One row per subject and window with messages."""
+    return _of_windows(subjects).where("msgs > 0")
+
+
+def _of_windows(subjects: DataFrame) -> DataFrame:
+    """One row per subject and window; no fan-out where there are only deliveries, of messages of the window before."""
     return (
         subjects.groupBy("broker", "account", "subject", "window_start_us")
         .agg(F.sum("in_msgs").alias("msgs"), F.sum("deliveries").alias("deliveries"))
-        .where("msgs > 0")
         .select(
             "broker", "account", "subject", "window_start_us", "msgs", "deliveries",
             F.try_divide("deliveries", "msgs").alias("fanout"),
@@ -26,10 +30,10 @@ def per_window(subjects: DataFrame) -> DataFrame:
 
 
 def distribution(subjects: DataFrame) -> DataFrame:
-    """Exact percentiles of the fan-out, weighted by messages: one row."""
+    """Exact percentiles of the fan-out, weighted by messages, and the mean of all messages and deliveries: one row."""
     quoted = ", ".join(str(p) for p in PERCENTILES)
     return (
-        per_window(subjects)
+        _of_windows(subjects)
         .agg(
             F.sum("msgs").alias("msgs"),
             F.sum("deliveries").alias("deliveries"),

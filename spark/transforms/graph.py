@@ -12,7 +12,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from gnatswarm.spark.schema import OTHER
-from gnatswarm.spark.transforms.talkers import heard, said
+from gnatswarm.spark.transforms.talkers import heard, how_many, said
 
 INBOX = "_INBOX.>"
 UNKNOWN = "*unknown*"
@@ -215,14 +215,14 @@ def lone(spoken: DataFrame, taken: DataFrame, most: int = 25) -> DataFrame:
     spoken = spoken.where(F.col("subject") != INBOX)
     key = ["broker", "account"]
     publishers = spoken.groupBy(*key, "subject").agg(
-        F.sum("clients").alias("publishers"), F.sum("msgs").alias("msgs"), F.max("service").alias("publisher")
+        how_many().alias("publishers"), F.sum("msgs").alias("msgs"), F.max("service").alias("publisher")
     )
     listeners = (
         matches(spoken, taken)
         .join(taken, [*key, "pattern"])
         .groupBy(*key, "subject")
         .agg(
-            F.sum("clients").alias("listeners"), F.max("service").alias("listener"),
+            how_many().alias("listeners"), F.max("service").alias("listener"),
             F.countDistinct("service").alias("listening_services"),
         )
     )  # fmt: skip
@@ -292,7 +292,10 @@ def of_subject(rows: DataFrame, subject: str) -> tuple[DataFrame, DataFrame, Dat
 
 
 def changes(before: DataFrame, now: DataFrame, before_s: float, now_s: float, most: int = 50) -> DataFrame:
-    """Of two periods' `edges`: those that are new, gone, or at least twice or half as busy, in messages per second."""
+    """Of two periods' `edges`: those that are new, gone, or at least twice or half as busy, in messages per second.
+
+    Without those that are 0 in both: each was less than half a message.
+    """
     left = before.select(*KEY, F.try_divide("msgs", F.lit(before_s)).alias("before_per_s"))
     right = now.select(*KEY, F.try_divide("msgs", F.lit(now_s)).alias("now_per_s"))
     was, is_now = F.col("before_per_s"), F.col("now_per_s")
@@ -305,7 +308,7 @@ def changes(before: DataFrame, now: DataFrame, before_s: float, now_s: float, mo
     return (
         left.join(right, KEY, "full_outer")
         .withColumn("change", what)
-        .where("change is not null")
+        .where("change is not null and (before_per_s > 0 or now_per_s > 0)")
         .select("change", "from_service", "subject", "to_service", "account", "before_per_s", "now_per_s")
         .orderBy(F.desc(F.abs(F.coalesce(is_now, F.lit(0.0)) - F.coalesce(was, F.lit(0.0)))), *KEY)
         .limit(most)

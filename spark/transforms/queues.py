@@ -9,9 +9,9 @@ from gnatswarm.spark.transforms.skew import gini
 
 
 def members(queues: DataFrame) -> DataFrame:
-    """Deliveries to each member. A client id is unique over all shards of one broker."""
+    """Deliveries to each member. A client that moves to another shard keeps its id, which is unique in one broker."""
     return (
-        queues.groupBy("broker", "account", "queue", "subject", "shard", "cid", "sid")
+        queues.groupBy("broker", "account", "queue", "subject", "cid", "sid")
         .agg(F.sum("deliveries").alias("deliveries"))
         .orderBy("account", "queue", "subject", "cid", "sid")
     )

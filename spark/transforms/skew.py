@@ -5,11 +5,25 @@ from __future__ import annotations
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
+from gnatswarm.spark.schema import GATEWAY
+
 MEASURES = ("in_msgs", "out_msgs", "work", "cpu_s")
+# The last windows of a shard that serves may be in a file of a minute that is not finished yet.
+FILE_US = 60_000_000
+# Of its nominal length: a window that is shorter was the last of its shard, or the first.
+WHOLE = 0.9
 
 
 def per_shard(shards: DataFrame) -> DataFrame:
-    """Totals of each shard. `work` is every message in or out, including links."""
+    """Totals of each shard. `work` is every message in or out, including links; those of the gateway are among them.
+
+    `last_connections` are those at the end of its last whole window. `is_current`: it serves where the statistics end.
+    Others have left, as one that a restart gives the clients of the next shard for a moment.
+    """
+    shards = shards.where(F.col("shard") != GATEWAY)
+    is_whole = F.col("window_us") >= WHOLE * F.col("window_nominal_us")
+    latest = shards.agg(F.max("window_start_us").alias("latest_us"))
+    behind = F.col("latest_us") - F.col("last_us")
     return (
         shards.groupBy("shard")
         .agg(
@@ -24,6 +38,7 @@ def per_shard(shards: DataFrame) -> DataFrame:
             F.sum("cpu_s").alias("cpu_s"),
             (F.sum("window_us") / 1e6).alias("seconds"),
             F.max("connections").alias("connections"),
+            F.max_by("connections", F.struct(is_whole, "window_start_us")).alias("last_connections"),
             F.max("subscriptions").alias("subscriptions"),
             F.max("resident_bytes").alias("resident_bytes"),
             F.sum("slow_consumers").alias("slow_consumers"),
@@ -31,7 +46,16 @@ def per_shard(shards: DataFrame) -> DataFrame:
             F.max("lag_max_us").alias("lag_max_us"),
             F.sum("lost_windows").alias("lost_windows"),
             F.countDistinct("boot").alias("boots"),
+            F.max("window_start_us").alias("last_us"),
+            F.max_by(is_whole, "window_start_us").alias("ends_whole"),
+            F.max("window_nominal_us").alias("nominal_us"),
         )
+        .crossJoin(F.broadcast(latest))
+        .withColumn(
+            "is_current",
+            (behind < 2 * F.col("nominal_us")) | (F.col("ends_whole") & (behind <= FILE_US + 2 * F.col("nominal_us"))),
+        )
+        .drop("last_us", "ends_whole", "nominal_us", "latest_us")
         .withColumn("work", F.expr("in_msgs + out_msgs + link_in_msgs + link_out_msgs"))
         .withColumn("cpu_share", F.try_divide("cpu_s", "seconds"))
         .orderBy("shard")
@@ -45,7 +69,7 @@ def per_broker(shards: DataFrame) -> DataFrame:
         .agg(
             F.min("window_start_us").alias("first_us"),
             F.max(F.col("window_start_us") + F.col("window_us")).alias("last_us"),
-            F.countDistinct("shard").alias("shards"),
+            F.countDistinct(F.when(F.col("shard") != GATEWAY, F.col("shard"))).alias("shards"),
             F.sum("in_msgs").alias("in_msgs"),
             F.sum("out_msgs").alias("out_msgs"),
         )
@@ -80,7 +104,7 @@ def gini(values: DataFrame, by: list[str], value: str) -> DataFrame:
 
 
 def over_time(shards: DataFrame) -> DataFrame:
-    """Messages in and out per second, shard and window."""
+    """Messages in and out per second, shard and window; also of the gateway."""
     seconds = F.sum("window_us") / 1e6
     return (
         shards.groupBy("window_start_us", "shard")

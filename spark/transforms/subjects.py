@@ -5,6 +5,8 @@ from __future__ import annotations
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from gnatswarm.spark.schema import GATEWAY
+
 
 def totals(subjects: DataFrame) -> DataFrame:
     """Per subject over all windows and shards. Messages are counted where they were published."""
@@ -20,7 +22,7 @@ def totals(subjects: DataFrame) -> DataFrame:
             F.sum("link_out_msgs").alias("crossed"),
             F.sum("unwanted_msgs").alias("unwanted"),
             F.sum("cache_misses").alias("misses"),
-            F.max("error_msgs").alias("error"),
+            F.sum("error_msgs").alias("error"),
             F.countDistinct("window_start_us").alias("windows"),
         )
         .withColumn("fanout", F.try_divide("deliveries", "msgs"))
@@ -31,13 +33,22 @@ def totals(subjects: DataFrame) -> DataFrame:
     )  # fmt: skip
 
 
+def between_shards(subjects: DataFrame) -> DataFrame:
+    """The rows, without the frames in which the gateway passed on what other servers sent: these cross to no shard."""
+    is_ours = F.col("shard") != GATEWAY
+    return subjects.withColumn("link_out_msgs", F.when(is_ours, F.col("link_out_msgs")).otherwise(0).cast("bigint"))
+
+
 def over_shards(subjects: DataFrame) -> DataFrame:
     """One row per subject and window, with the columns of the shards' rows: what several results are made of."""
     first = ["broker", "account", "subject", "window_start_us"]
-    sums = ["in_msgs", "in_bytes", "deliveries", "out_bytes", "link_out_msgs", "unwanted_msgs", "cache_misses"]
+    sums = [
+        "in_msgs", "in_bytes", "deliveries", "out_bytes", "link_out_msgs", "unwanted_msgs", "cache_misses",
+        "error_msgs",
+    ]  # fmt: skip
     return subjects.groupBy(*first).agg(
         *(F.sum(name).alias(name) for name in sums),
-        *(F.max(name).alias(name) for name in ("is_folded", "widest", "error_msgs")),
+        *(F.max(name).alias(name) for name in ("is_folded", "widest")),
     )
 
 

@@ -64,13 +64,20 @@ def by_service(clients: DataFrame, by: str = "auto") -> DataFrame:
     return clients.where(F.col("user") != REST).withColumn("service", service(by))
 
 
-def _clients() -> Column:
-    """How many clients: those that have left have the number 0, and were mostly seen before with their own."""
-    return F.greatest(F.countDistinct(F.when(F.col("cid") > 0, F.col("cid"))), F.lit(1))
+def _cids() -> Column:
+    """The clients' ids. Those that have left have the number 0, and were mostly seen before with their own."""
+    return F.collect_set(F.when(F.col("cid") > 0, F.col("cid"))).alias("cids")
+
+
+def how_many() -> Column:
+    """From `said` or `heard`: how many clients. One that moved is in rows of several shards, and counts once."""
+    seen, all_services = F.collect_set(F.when(F.size("cids") > 0, F.col("service"))), F.collect_set("service")
+    # A service of which only clients that have left were seen is at least one more.
+    return F.size(F.array_distinct(F.flatten(F.collect_list("cids")))) + F.size(F.array_except(all_services, seen))
 
 
 def said(rows: DataFrame) -> DataFrame:
-    """From `by_service`: what each service published from each shard to each subject, and by how many clients."""
+    """From `by_service`: what each service published from each shard to each subject, and by which clients."""
     return (
         rows.select("broker", "account", "service", "shard", "cid", F.inline("published"))
         .groupBy("broker", "account", "service", "shard", "subject")
@@ -78,17 +85,17 @@ def said(rows: DataFrame) -> DataFrame:
             F.sum("msgs").alias("msgs"),
             F.sum("bytes").alias("bytes"),
             F.sum("requests").alias("requests"),
-            _clients().alias("clients"),
+            _cids(),
         )
     )
 
 
 def heard(rows: DataFrame) -> DataFrame:
-    """From `by_service`: what each service received on each shard by each of its subscriptions."""
+    """From `by_service`: what each service received on each shard by each subscription, and by which clients."""
     return (
         rows.select("broker", "account", "service", "shard", "cid", F.inline("received"))
         .groupBy("broker", "account", "service", "shard", F.col("subject").alias("pattern"), "queue")
-        .agg(F.sum("msgs").alias("msgs"), _clients().alias("clients"))
+        .agg(F.sum("msgs").alias("msgs"), _cids())
     )
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from gnatswarm.spark.read import IDENTITY, UNREADABLE
+from gnatswarm.spark.read import IDENTITY
+from gnatswarm.spark.schema import UNREADABLE
 
 
 def slow_consumers(slow: DataFrame, most: int = 50) -> DataFrame:

@@ -18,7 +18,7 @@ def shard(number: int, cpu_share: float, connections: int = 10, msgs: int = 10_0
     return {
         "shard": number, "cpu_share": cpu_share, "connections": connections, "in_msgs": msgs, "link_in_msgs": 0,
         "cache_misses": misses, "subscriptions": 1, "out_msgs": msgs, "link_out_msgs": 0, "resident_bytes": 30_000_000,
-        "stalls": 0, "lag_max_us": 900, "lost_windows": 0,
+        "stalls": 0, "lag_max_us": 900, "lost_windows": 0, "last_connections": connections, "is_current": True,
     }  # fmt: skip
 
 
@@ -102,6 +102,21 @@ def test_a_broker_with_which_all_is_well_gets_none():
         ({"shards": [shard(0, 0.6, misses=4000)]}, "fewer different subjects", "4,000 of 10,000 messages"),
         ({"gaps": [{"in_msgs": 7}]}, "A shard died", "once; 7 messages"),
         ({"torn": [{}]}, "Some windows are incomplete", "1 windows"),
+        (
+            {"shards": [shard(0, 0.5), shard(1, 0.5) | {"lost_windows": 3}]},
+            "Some windows were never written", "windows: 3 of shard 1",
+        ),
+        (
+            {"aside": [{"why": "no record", "count": 1200}, {"why": "a newer version", "count": 1}]},
+            "Some lines could not be used", r"lines: 1,200 \(no record\), 1 \(a newer version\)",
+        ),
+        (
+            {
+                "aside": [{"why": "a file of which nothing can be read", "count": 4}],
+                "unreadable": [{"path": f"/stats/{n}"} for n in range(4)],
+            },
+            "Some files could not be read", "^/stats/0, /stats/1, /stats/2 …$",
+        ),
     ],
 )  # fmt: skip
 def test_advice_names_the_figures_it_follows_from(given: Answers, what: str, figures: str):
@@ -175,3 +190,10 @@ def test_one_is_not_many():
         "2 messages",
         "1,501 messages",
     ]
+
+
+def test_shards_are_judged_by_what_serves_now_and_how_many_connections_it_has():
+    """After a rebalance, and a restart in which a third shard served for a moment."""
+    before = shard(0, 0.5, connections=30) | {"last_connections": 16}
+    given = answers(shards=[before, shard(1, 0.5, connections=15), shard(2, 0.9) | {"is_current": False}])
+    assert advise(given) == []

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gnatswarm.router.config import stats_place
 from gnatswarm.spark.jobs import arguments
+from tests.spark.test_batches import lines_of, row
 
 
 @pytest.mark.parametrize(
@@ -101,3 +104,40 @@ def test_a_percent_sign_in_a_path_is_no_format(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("XDG_STATE_HOME", "/a%sb")
     for made in arguments.PARSERS.values():
         assert "/a%sb" in made().format_help() or made is arguments.compact_parser
+
+
+@pytest.mark.parametrize("date", ["2026-11-8", "2026-11-31", "20261108", "2026-W45-7", "yesterday", ""])
+@pytest.mark.parametrize("name", ["report", "compact", "suggest_permissions"])
+def test_a_date_that_is_no_day_is_said_before_spark_starts(
+    name: str, date: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    pytest.importorskip("pyspark", reason="the extra `spark` is not installed")
+    program = importlib.import_module(f"gnatswarm.spark.jobs.{name}")
+    (tmp_path / "tables" / "files").mkdir(parents=True)
+    words = ["--from-parquet", str(tmp_path / "tables"), "--out", str(tmp_path / "out")]
+    assert program.main([*words, "--date", "2026-11-08", "--date", date, "--master", "no-such-master"]) == 1
+    why = f"--date {date!r} is no day: write YYYY-MM-DD"
+    assert capsys.readouterr().err == f"gnatswarm {name.replace('_', '-')}: {why}\n"
+
+
+def test_a_day_or_a_broker_without_rows_is_said_and_nothing_is_written(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    from gnatswarm.spark.jobs import compact, report, suggest_permissions
+    from gnatswarm.spark.write import write_batch
+
+    (path := tmp_path / "a.jsonl").write_text(f"{json.dumps(row(1, 0))}\nno record\n")
+    write_batch(lines_of(spark, path), 0, str(tmp_path / "tables"))
+    out = tmp_path / "out"
+    words = ["--from-parquet", str(tmp_path / "tables"), "--out", str(out)]
+    days = ["--date", "2026-02-02", "--date", "2026-02-04"]
+    for program, asked, why in (
+        (report, days, "there are no rows of 2026-02-04"),
+        (compact, days, "there are no rows of 2026-02-04"),
+        (suggest_permissions, days, "there are no rows of 2026-02-04"),
+        (report, [*days[:2], "--broker", "NOSUCH"], "there are no rows of a broker NOSUCH"),
+    ):
+        monkeypatch.setattr(program, "run", lambda _program, work, **_options: work(spark))
+        assert program.main([*words, *asked]) == 1
+        assert capsys.readouterr().err.splitlines()[-1].endswith(f"{why} in {tmp_path / 'tables'}")
+        assert not out.exists()

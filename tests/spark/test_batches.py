@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -124,6 +125,45 @@ def test_what_was_written_of_a_batch_counts_only_when_all_of_it_was(
     assert read_parquet(spark, str(out)).aside.isEmpty()
     write_batch(lines_of(spark, one_file), 1, str(out))
     assert msgs(spark, out) == (11, 6)
+
+
+def test_of_a_file_that_was_read_truncated_the_rest_is_taken_once(
+    spark: Any, tmp_path: Path, one_file: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Under another name, with an equal row in both parts; also in a batch that fails, and is written again."""
+    from gnatswarm.spark import write as written
+    from gnatswarm.spark.write import write_batch
+
+    out = tmp_path / "tables"
+    lines = one_file.read_text().splitlines(keepends=True)
+    lines = [*lines[:4], *lines[:14], *lines[:1], *lines[14:]]
+    (torn := tmp_path / "torn.jsonl").write_text("".join(lines[:6]) + lines[6][:20])
+    (whole := tmp_path / "whole.jsonl").write_text("".join(lines))
+    write(new := tmp_path / "new.jsonl", [row(2, number) for number in range(3)])
+    write_batch(lines_of(spark, torn), 0, str(out))
+    assert msgs(spark, out) == (6, 0)
+    with monkeypatch.context() as broken:
+        broken.setattr(written, "overwrite", failing_at(2, written.overwrite))
+        with pytest.raises(OSError, match="No space"):
+            write_batch(lines_of(spark, whole, new), 1, str(out))
+    assert msgs(spark, out) == (6, 0)
+    for _ in range(2):
+        assert write_batch(lines_of(spark, whole, new), 1, str(out))["copies"] == 6
+        assert msgs(spark, out) == (15 + 3, 5)
+    assert write_batch(lines_of(spark, torn, whole), 2, str(out))["copies"] == 6 + 20
+    assert msgs(spark, out) == (15 + 3, 5)
+
+
+def test_of_a_file_whose_rows_have_been_archived_nothing_is_taken(spark: Any, tmp_path: Path, one_file: Path):
+    from gnatswarm.spark.write import write_batch
+
+    out = tmp_path / "tables"
+    (torn := tmp_path / "torn.jsonl").write_text("".join(one_file.read_text().splitlines(keepends=True)[:6]))
+    write_batch(lines_of(spark, torn), 0, str(out))
+    for day in out.glob("*/batch=0/date=*"):
+        shutil.rmtree(day)
+    assert write_batch(lines_of(spark, one_file), 1, str(out))["copies"] == 15
+    assert msgs(spark, out) == (0, 0)
 
 
 def failing_at(nth: int, write: Callable[..., None]) -> Callable[..., None]:

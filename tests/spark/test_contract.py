@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from gnatswarm.shards.boundary import records
+from gnatswarm.shards.boundary import control, records
 from gnatswarm.spark import schema
 from gnatswarm.spark.advice import advise
 from gnatswarm.spark.session import NoJava, find_java, java_version
@@ -41,6 +42,9 @@ def test_both_know_the_same_kinds_and_versions() -> None:
     assert records.KINDS.keys() == schema.KINDS.keys()
     assert records.RECORDS_VERSION == schema.KNOWN_VERSION
     assert (records.OTHER, records.REST) == (schema.OTHER, schema.REST)
+    assert control.GATEWAY_NUMBER == schema.GATEWAY
+    views = (Path(schema.__file__).with_name("sql") / "views.sql").read_text(encoding="utf-8")
+    assert re.findall(r"shard <> (\d+)", views) == [str(schema.GATEWAY)] * 2
 
 
 def test_a_column_has_one_type_in_all_kinds() -> None:

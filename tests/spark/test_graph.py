@@ -213,6 +213,27 @@ def test_a_client_that_has_left_is_the_one_that_was_there(spark: Any):
     }
 
 
+def test_a_client_that_moved_or_has_several_subscriptions_is_one(spark: Any):
+    from gnatswarm.spark.transforms import graph, talkers
+
+    later: Row = {"window_start_us": 10_000_000}
+    rows = [
+        client("web", 0, published=(("price", 40),), cid=7),
+        client("web", 1, published=(("price", 2),), cid=7, **later),
+        client("prices", 0, received=(("price", 40), ("*", 40)), cid=8),
+        client("prices", 1, received=(("price", 2), (">", 2)), cid=8, **later),
+        client("web", 0, published=(("log", 3),), cid=9),
+        client("shop", 0, published=(("log", 3),), cid=10),
+        client("shop", 1, published=(("log", 1),), cid=10, **later),
+        client("briefly", 1, published=(("log", 1),), cid=0, **later),
+        client("logger", 1, received=(("log", 8),), cid=11),
+    ]
+    found = graph.lone(*graph.talk(talkers.by_service(frame(spark, rows)))).collect()
+    assert {row["subject"]: (row["publishers"], row["listeners"], row["one_publisher"]) for row in found} == {
+        "price": (1, 1, "web"),
+    }
+
+
 def test_new_gone_and_changed_talkers_between_two_periods(spark: Any):
     from gnatswarm.spark.transforms import graph
 
@@ -222,9 +243,28 @@ def test_new_gone_and_changed_talkers_between_two_periods(spark: Any):
         rows = [("$G", "a", subject, "b", msgs, msgs, 0, 0, "") for subject, msgs in heard]
         return spark.createDataFrame(rows, f"{columns}, {numbers}")
 
-    before, now = edges(("old", 10), ("same", 100), ("up", 10)), edges(("same", 110), ("up", 40), ("new", 5))
+    nothing = ("share", 0)  # each less than half a message
+    before = edges(("old", 10), ("same", 100), ("up", 10), ("least", 0), nothing)
+    now = edges(("same", 110), ("up", 40), ("new", 5), ("least", 1), ("never", 0), nothing)
     found = graph.changes(before, now, 10.0, 10.0).collect()
-    assert {row["subject"]: row["change"] for row in found} == {"old": "gone", "up": "more", "new": "new"}
+    assert {row["subject"]: row["change"] for row in found} == {
+        **{"old": "gone", "up": "more", "new": "new", "least": "more"},
+    }
+
+
+def test_an_edge_of_less_than_half_a_message_is_no_error_of_the_questions(spark: Any):
+    """Three publishers share the one message that was received."""
+    from gnatswarm.spark.questions import QUESTIONS
+    from gnatswarm.spark.transforms import graph, talkers
+
+    rows = [client(name, published=(("a", 1),)) for name in ("one", "two", "three")] + [
+        client("x", received=(("a", 1),))
+    ]
+    edges = graph.edges(graph.flows(talkers.by_service(frame(spark, rows))))
+    graph.between_services(edges).createOrReplaceTempView("service_matrix")
+    (statement,) = [text for text in QUESTIONS.values() if "service_matrix" in text]
+    found = spark.sql(statement).collect()
+    assert [(row["msgs"], row["crosses"]) for row in found] == [(0, None)] * 3
 
 
 def test_churners_are_those_who_come_often(spark: Any):

@@ -11,6 +11,8 @@ import pytest
 
 from gnatswarm.spark.placement_file import BadFile, Expected, Rule, expected_of, is_writable, written
 from tests.spark.test_graph import client, frame
+from tests.spark.test_shards import frame as of_kind
+from tests.spark.test_shards import windows
 
 pytestmark = pytest.mark.xdist_group("spark")
 
@@ -57,7 +59,10 @@ def test_pairs_that_are_badly_spread_get_rules_that_bring_them_together(
         given = {"shards": 0, "services": "name", "bound": 1.25, "least_gain": 0.05, "stats_dir": "/stats"}
         return argparse.Namespace(**given | {"from_parquet": "", "out": str(tmp_path / "p.conf")} | more)
 
-    statistics = Statistics({"client": frame(spark, badly_spread())}, spark.createDataFrame([], "why string"))
+    # A restart had a fifth one for a moment, and the gateway is none.
+    shards = [row for shard in (0, 1, 2, 3, 63) for row in windows(shard, 0, 9, 4)] + windows(4, 2, 3, 4, short=True)
+    kinds = {"client": frame(spark, badly_spread()), "shard": of_kind(spark, "shard", shards)}
+    statistics = Statistics(kinds, spark.createDataFrame([], "why string"))
     figures = job.Figures(statistics, "name")
     with monkeypatch.context() as found:  # once
         found.setattr(job, "Figures", lambda of, by: {(id(statistics), "name"): figures}[id(of), by])
@@ -65,6 +70,8 @@ def test_pairs_that_are_badly_spread_get_rules_that_bring_them_together(
         assert "nothing is written" in capsys.readouterr().out and not (tmp_path / "p.conf").exists()
         assert place(asked(), statistics, None) == 0
         said = capsys.readouterr().out
+        assert place(asked(least_gain=1.1), statistics, None) == 0
+        assert f"; {tmp_path / 'p.conf'} stays as it is" in capsys.readouterr().out
     text = (tmp_path / "p.conf").read_text()
     expected = expected_of(text)
     assert (expected.crossing_before, expected.crossing, expected.shards) == (1.0, 0.0, 4)
@@ -75,6 +82,27 @@ def test_pairs_that_are_badly_spread_get_rules_that_bring_them_together(
     assert sorted(list(shard.values()).count(str(i)) for i in range(4)) == [4, 4, 4, 4]
 
     after = [row | {"window_start_us": expected.at_us, "shard": 0} for row in badly_spread()]
-    statistics = Statistics({"client": frame(spark, [*badly_spread(), *after])}, statistics.aside)
+    statistics = Statistics(kinds | {"client": frame(spark, [*badly_spread(), *after])}, statistics.aside)
     assert place(asked(), statistics, expected) == 0
     assert "cross: 0.0% (promised 0.0%, before 100.0%)" in capsys.readouterr().out
+
+
+def test_before_and_expected_are_of_the_same_deliveries_and_shards(spark: Any):
+    """Three shards, of which one has no clients; most of what is received is from elsewhere."""
+    pytest.importorskip("pyspark", reason="the extra `spark` is not installed")
+    from gnatswarm.spark.jobs.place import Figures
+    from gnatswarm.spark.partition import crossing_share
+    from gnatswarm.spark.read import Statistics
+
+    rows = [
+        client("talker", 0, published=(("a", 100),)),
+        client("listener", 1, received=(("a", 100),)),
+        client("far", 1, received=(("from.elsewhere", 900),)),
+    ]
+    shards = [row for shard in (0, 1, 2) for row in windows(shard, 0, 0, 1)]
+    kinds = {"client": frame(spark, rows), "shard": of_kind(spark, "shard", shards)}
+    figures = Figures(Statistics(kinds, spark.createDataFrame([], "why string")), "name")
+    as_it_is = {"talker": 0, "listener": 1, "far": 1}
+    assert figures.crossing == crossing_share(figures.edges, as_it_is, figures.shards) == 1.0
+    assert figures.shards == 3
+    assert figures.unevenness(figures.shards) == 1000 * 3 / 1100

@@ -26,3 +26,16 @@ def test_members_of_two_runs_are_not_members_of_one_group(spark: Any):
     found = [row.asDict() for row in balance(spark.createDataFrame(rows, columns)).collect()]
     assert [(row["broker"], row["members"], row["max_to_mean"]) for row in found] == [("LONG", 2, 1), ("SHORT", 2, 1)]
     assert advise(answers(queues=found, brokers=[broker("LONG", 0, 600), broker("SHORT", 700, 800)])) == []
+
+
+def test_a_member_that_moved_to_another_shard_is_one_member(spark: Any):
+    """Two even members of which one was moved by a rebalance: by shard they would be three, and uneven."""
+    from gnatswarm.spark.transforms.queues import balance
+
+    strings = "broker string, account string, queue string, subject string"
+    columns = f"{strings}, shard int, cid int, sid string, deliveries int"
+    parts = [(0, 5, ENOUGH_MSGS), (0, 6, ENOUGH_MSGS // 4), (1, 6, 3 * ENOUGH_MSGS // 4)]
+    rows = [("B", "$G", "workers", "jobs", shard, cid, "1", deliveries) for shard, cid, deliveries in parts]
+    (found,) = [row.asDict() for row in balance(spark.createDataFrame(rows, columns)).collect()]
+    assert (found["members"], found["max_to_mean"]) == (2, 1)
+    assert advise(answers(queues=[found])) == []

@@ -30,6 +30,17 @@ def test_percentiles_of_the_fan_out_are_weighted_by_messages(spark: Any):
     assert (row["p50"], row["p90"], row["p100"]) == (1.0, 1.0, 100.0)
 
 
+def test_deliveries_in_the_window_after_their_message_are_part_of_the_mean(spark: Any):
+    from gnatswarm.spark.transforms.fanout import distribution, histogram
+
+    rows = [("B", "$G", "a", 0, 1, 0), ("B", "$G", "a", 10_000_000, 0, 5)]
+    columns = "broker string, account string, subject string, window_start_us bigint, in_msgs bigint, deliveries bigint"
+    subjects = spark.createDataFrame(rows, columns)
+    [row] = distribution(subjects).collect()
+    assert (row["msgs"], row["deliveries"], row["mean"], row["p100"]) == (1, 5, 5.0, 0.0)
+    assert [(row["least"], row["msgs"]) for row in histogram(subjects).collect()] == [(0, 1)]
+
+
 def test_gini_is_0_where_all_have_the_same_and_near_1_where_one_has_all(spark: Any):
     from gnatswarm.spark.transforms.skew import gini
 

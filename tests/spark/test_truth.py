@@ -221,7 +221,8 @@ async def test_report_and_ingest_say_what_was_done(
     from gnatswarm.spark.jobs.report import collect
     from gnatswarm.spark.page import page
     from gnatswarm.spark.plots import plots
-    from gnatswarm.spark.read import UNREADABLE, read_parquet
+    from gnatswarm.spark.read import read_parquet
+    from gnatswarm.spark.schema import UNREADABLE
     from gnatswarm.spark.transforms import trouble
 
     place, out = tmp_path / "stats", tmp_path / "tables"
