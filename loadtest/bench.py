@@ -1,7 +1,8 @@
 """`gnatswarm bench`: measures a NATS server, or compares several.
 
 The command line of the generator: parses arguments, prints tables, writes files. Exit code 0: measured; 1: not
-measured, or messages were lost or duplicated; 2: error in the command line. Errors are one line on standard error.
+measured, in a comparison if only one run failed, or messages were lost or duplicated; 2: error in the command line.
+Errors are one line on standard error.
 """
 
 from __future__ import annotations
@@ -350,7 +351,8 @@ def _compare(options: argparse.Namespace, scenarios: Sequence[Scenario]) -> int:
     if not comparison.results and comparison.is_interrupted:
         raise KeyboardInterrupt
     if not comparison.results:
-        raise NatsError(next(iter(comparison.skipped.values()), "nothing was measured"))
+        whys = [*comparison.failed.values(), *comparison.skipped.values()]
+        raise NatsError(next(iter(whys), "nothing was measured"))
     congestion = options.congestion or str(described.get("congestion_control", "the system's"))
     written = report.write(comparison, folder, described, congestion, date)
     _write(options.json, lambda: report.json_text(comparison.results, described, comparison, date))
@@ -360,9 +362,12 @@ def _compare(options: argparse.Namespace, scenarios: Sequence[Scenario]) -> int:
         print(f"\nwritten: {', '.join(os.fspath(path) for path in written)}")
         if not any(path.suffix == ".svg" for path in written):
             print("no plots: matplotlib is not installed (pip install 'gnatswarm[loadtest]')")
+    else:
+        for (scenario, label), why in comparison.failed.items():
+            print(f"gnatswarm bench: {scenario} on {label}: {why}", file=sys.stderr)
     if comparison.is_interrupted:
         raise KeyboardInterrupt
-    return 0 if all(result.is_ok for result in comparison.results) else 1
+    return 0 if comparison.is_ok else 1
 
 
 def _remove_empty(folder: Path) -> None:
@@ -386,6 +391,8 @@ def _print_ratios(comparison: compare.Comparison) -> None:
                 print(f"  {scenario.name:22} {label:14} {'   '.join(ratios)}")
     for (scenario_name, label), why in comparison.skipped.items():
         print(f"  {scenario_name:22} {label:14} not run: {why}")
+    for (scenario_name, label), why in comparison.failed.items():
+        print(f"  {scenario_name:22} {label:14} FAILED: {why}")
 
 
 if __name__ == "__main__":
