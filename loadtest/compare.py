@@ -94,8 +94,8 @@ def compare(
 ) -> Comparison:
     """Run every scenario `rounds` × scenario.rounds times on every server. NatsError when a server cannot be started.
 
-    A run that fails is that server's last of its scenario; the reason is kept. ^C ends the comparison early and keeps the
-    finished runs.
+    A run that fails is that server's last of its scenario; its reason is kept. ^C ends the comparison early and keeps
+    the finished runs.
     """
     labels = [spec.label for spec in specs]
     comparison = Comparison(
