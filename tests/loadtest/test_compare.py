@@ -159,6 +159,20 @@ def test_a_server_that_does_not_start_says_why_and_leaves_no_log(tmp_path: Path,
     assert not list(temporary.iterdir())
 
 
+def test_statistics_of_a_server_that_is_started_are_on_and_gone_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    for name in ("temporary", "state"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    own = f"{sys.executable} -P -m gnatswarm -a 127.0.0.1 -p {{port}} --shards 1"
+    with Server(ServerSpec.parse(f"a={own}")).start() as server:
+        (found,) = (tmp_path / "temporary").glob("*/state/gnatswarm/stats/*")
+        assert found.name == str(server.address.port)
+    assert not [*(tmp_path / "temporary").iterdir(), *(tmp_path / "state").iterdir()]
+
+
 @pytest.mark.kinds("gnatswarm-1")
 def test_a_comparison_from_beginning_to_end(broker: Broker, tmp_path: Path):
     """The running broker against a fresh one of ours: pages, numbers and plots, and nothing left running."""
