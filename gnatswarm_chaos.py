@@ -168,7 +168,10 @@ class Chaos:
         self.apply(Fault("drop", subject, share))
 
     def delay(self, subject: str, seconds: float, share: float = 1.0) -> None:
-        """Hold such messages back for this time; whatever else is sent overtakes them, PING and PONG too."""
+        """Hold such messages back for this time; whatever else is sent overtakes them, PING and PONG too.
+
+        The end of the connection does not: the other side sees it when they have come.
+        """
         self.apply(Fault("delay", subject, share, seconds))
 
     def slow(self, bytes_per_s: int) -> None:
@@ -334,10 +337,11 @@ class Chaos:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _begin(self, work: Coroutine[None, None, None]) -> None:
+    def _begin(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     def _note_stall(self) -> None:
         if self._is_stalled:
@@ -356,12 +360,16 @@ class Chaos:
             writer.transport.abort()
             return
         self._open |= {writer, to_there}
-        pumps = [
-            asyncio.ensure_future(self._pump(reader, to_there, number, "publish")),
-            asyncio.ensure_future(self._pump(there, writer, number, "deliver")),
-        ]
+        late: dict[str, set[asyncio.Task[None]]] = {"publish": set(), "deliver": set()}
+        publish = asyncio.ensure_future(self._pump(reader, to_there, number, "publish", late["publish"]))
+        deliver = asyncio.ensure_future(self._pump(there, writer, number, "deliver", late["deliver"]))
+        pumps = (publish, deliver)
         try:
             await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+            if publish.done() and not to_there.is_closing():
+                await asyncio.gather(*late["publish"])
+            if deliver.done() and not writer.is_closing():
+                await asyncio.gather(*late["deliver"])
         finally:
             for pump in pumps:
                 pump.cancel()
@@ -370,7 +378,14 @@ class Chaos:
             for one in (writer, to_there):
                 one.close()
 
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int, way: str) -> None:
+    async def _pump(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        number: int,
+        way: str,
+        late: set[asyncio.Task[None]],
+    ) -> None:
         frames = _Frames()
         seen: dict[Fault, int] = {}
         assert self._loop is not None
@@ -381,7 +396,9 @@ class Chaos:
                     if fault is not None and fault.kind == "drop":
                         continue
                     if fault is not None:
-                        self._begin(self._write_late(writer, frame, fault.seconds))
+                        task = self._begin(self._write_late(writer, frame, fault.seconds))
+                        late.add(task)
+                        task.add_done_callback(late.discard)
                         continue
                     await self._write(writer, frame)
 

@@ -1,7 +1,9 @@
 """`gnatswarm bench`: measures a NATS server, or compares several.
 
 The command line of the generator: parses arguments, prints tables, writes files. Exit code 0: measured; 1: not
-measured, or messages were lost or duplicated; 2: error in the command line. Errors are one line on standard error.
+measured (in a comparison, if only one run failed), fewer messages than -n wants, or messages were lost or duplicated;
+2: error in the command line.
+Errors are one line on standard error.
 """
 
 from __future__ import annotations
@@ -17,9 +19,9 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from gnatswarm.loadtest import compare, machine, report
+from gnatswarm.loadtest import compare, effects, machine, report
 from gnatswarm.loadtest.amounts import count, rate, size_bytes
 from gnatswarm.loadtest.command_parser import FULL, CommandParser, discard_output
 from gnatswarm.loadtest.credentials import BadCredentials, Credentials, parse_url
@@ -56,6 +58,25 @@ WORK: dict[str, tuple[Scenario, str]] = {
         Scenario("churn", kind="churn", rate_per_s=20_000, seconds=3),
         "SUB+UNSUB pairs per second beside a publisher at --rate",
     ),
+}
+
+# The options that change a scenario, and the fields that they set.
+FIELDS_OF = {
+    "publishers": ("publishers",),
+    "subscribers": ("subscribers",),
+    "messages": ("messages",),
+    "seconds": ("seconds",),
+    "size": ("payload_bytes",),
+    "rate": ("rate_per_s",),
+    "subjects": ("subjects",),
+    "subject": ("subject",),
+    "write": ("write_bytes",),
+    "window": ("window_bytes",),
+    "connections": ("connections",),
+    "subscriptions": ("subscriptions",),
+    "place": ("place",),
+    "patience": ("patience_s",),
+    "settle": ("settle_s", "memory_settle_s"),
 }
 
 EXAMPLES = """\
@@ -102,7 +123,9 @@ def arguments() -> argparse.ArgumentParser:
     add = work.add_argument
     add("-P", "--publishers", type=count, metavar="N", help="publishers or requesters")
     add("-S", "--subscribers", type=count, metavar="N", help="subscribers or responders")
-    add("-n", "--messages", type=count, metavar="N", help="per publisher, instead of --seconds")
+    add(
+        "-n", "--messages", type=count, metavar="N", help="per publisher (of sub: per subscriber), instead of --seconds"
+    )
     add("-t", "--seconds", type=float, metavar="S", help="duration; with --messages the longest duration")
     add("--size", type=size_bytes, metavar="BYTES", help="payload size (default 16)")
     add("--rate", type=rate, metavar="N", help="messages a second, all publishers together (latency, churn)")
@@ -179,6 +202,8 @@ def _run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
             raise ValueError(f"{where}: there is no such directory")
     if options.compare:
         return _compare(options, scenarios)
+    if options.reference or options.out:
+        raise ValueError("--reference and --out have an effect with --compare alone")
     if not options.what and not options.scenario:
         parser.print_help()
         return 2
@@ -186,37 +211,25 @@ def _run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 
 def _scenarios(options: argparse.Namespace) -> list[Scenario]:
-    given = {
-        "publishers": options.publishers,
-        "subscribers": options.subscribers,
-        "messages": options.messages,
-        "seconds": options.seconds,
-        "payload_bytes": options.size,
-        "rate_per_s": options.rate,
-        "subjects": options.subjects,
-        "subject": options.subject,
-        "write_bytes": options.write,
-        "window_bytes": options.window,
-        "connections": options.connections,
-        "subscriptions": options.subscriptions,
-        "place": options.place,
-        "patience_s": options.patience,
-        "settle_s": options.settle,
-        "memory_settle_s": options.settle,
-    }
-    changes = {name: value for name, value in given.items() if value is not None}
+    given = {name: value for name in FIELDS_OF if (value := getattr(options, name)) is not None}
+    others = [name for name, default in (("processes", 1), ("congestion", "")) if getattr(options, name) != default]
     if options.what is not None:
         if options.scenario or options.compare:
             raise ValueError(f"{options.what}: name a kind of work, or --scenario and --compare, not both")
         if options.what not in WORK:
             raise ValueError(f"{options.what}: no kind of work (there are {', '.join(WORK)})")
-        scenario = WORK[options.what][0]
+        if options.scale != 1.0 or options.scenarios != SCENARIOS:
+            raise ValueError(
+                f"--scale and --scenarios have no effect on {options.what}: they are for --scenario, --compare"
+            )
+        scenario = _changed(WORK[options.what][0], given)
         if options.what == "pairs":
-            pairs = changes.get("publishers") or changes.get("subscribers") or scenario.groups
-            changes |= {"publishers": pairs, "subscribers": pairs, "groups": pairs}
+            pairs = options.publishers or options.subscribers or scenario.groups
+            scenario = replace(scenario, publishers=pairs, subscribers=pairs, groups=pairs)
+        effects.check([*given, *others], [scenario], WORK, options.what)
         if options.messages is not None and options.seconds is None:
-            changes["seconds"] = Scenario.seconds * 3
-        return [replace(scenario, **changes).checked()]
+            scenario = replace(scenario, seconds=Scenario.seconds * 3)
+        return [scenario.checked()]
     found = read_scenarios(options.scenarios)
     if options.scenario:
         try:
@@ -226,7 +239,17 @@ def _scenarios(options: argparse.Namespace) -> list[Scenario]:
         found = [one for one in found if any(pattern.fullmatch(one.name) for pattern in wanted)]
         if not found:
             raise ValueError(f"--scenario: nothing is called {' or '.join(options.scenario)} (--list shows the names)")
-    return [replace(one.scaled(options.scale), **changes).checked() for one in found]
+    found = [_changed(one.scaled(options.scale), given) for one in found]
+    effects.check([*given, *others], found, WORK, "")
+    return [one.checked() for one in found]
+
+
+def _changed(scenario: Scenario, given: dict[str, Any]) -> Scenario:
+    """The scenario with those of the options that it takes; some do so by how many publish and subscribe."""
+    for name, value in given.items():
+        if effects.takes(scenario, name):
+            scenario = replace(scenario, **dict.fromkeys(FIELDS_OF[name], value))
+    return scenario
 
 
 # -------------------------------------------------------------------------------------------------------- one server
@@ -255,7 +278,8 @@ def _measure(options: argparse.Namespace, scenarios: Sequence[Scenario]) -> int:
                 print(row(result), *(f"  {note}" for note in notes), sep="\n", flush=True)
     _write(options.json, lambda: report.json_text(results, machine.describe()))
     _write(options.csv, lambda: report.csv_text(results))
-    return 0 if all(result.is_ok for result in results) else 1
+    is_short = options.messages is not None and any(result.is_short for result in results)
+    return 0 if all(result.is_ok for result in results) and not is_short else 1
 
 
 # A CPU time is read in steps of 10 ms, and a start takes some: below this they are most of what is measured.
@@ -350,7 +374,8 @@ def _compare(options: argparse.Namespace, scenarios: Sequence[Scenario]) -> int:
     if not comparison.results and comparison.is_interrupted:
         raise KeyboardInterrupt
     if not comparison.results:
-        raise NatsError(next(iter(comparison.skipped.values()), "nothing was measured"))
+        whys = [*comparison.failed.values(), *comparison.skipped.values()]
+        raise NatsError(next(iter(whys), "nothing was measured"))
     congestion = options.congestion or str(described.get("congestion_control", "the system's"))
     written = report.write(comparison, folder, described, congestion, date)
     _write(options.json, lambda: report.json_text(comparison.results, described, comparison, date))
@@ -360,9 +385,12 @@ def _compare(options: argparse.Namespace, scenarios: Sequence[Scenario]) -> int:
         print(f"\nwritten: {', '.join(os.fspath(path) for path in written)}")
         if not any(path.suffix == ".svg" for path in written):
             print("no plots: matplotlib is not installed (pip install 'gnatswarm[loadtest]')")
+    else:
+        for (scenario, label), why in comparison.failed.items():
+            print(f"gnatswarm bench: {scenario} on {label}: {why}", file=sys.stderr)
     if comparison.is_interrupted:
         raise KeyboardInterrupt
-    return 0 if all(result.is_ok for result in comparison.results) else 1
+    return 0 if comparison.is_ok else 1
 
 
 def _remove_empty(folder: Path) -> None:
@@ -386,6 +414,8 @@ def _print_ratios(comparison: compare.Comparison) -> None:
                 print(f"  {scenario.name:22} {label:14} {'   '.join(ratios)}")
     for (scenario_name, label), why in comparison.skipped.items():
         print(f"  {scenario_name:22} {label:14} not run: {why}")
+    for (scenario_name, label), why in comparison.failed.items():
+        print(f"  {scenario_name:22} {label:14} FAILED: {why}")
 
 
 if __name__ == "__main__":

@@ -34,14 +34,15 @@ def figure_of(result: Result, figure: str) -> float | None:
 
 @dataclass
 class Comparison:
-    """Every run, in order, and why some were skipped."""
+    """Every run, in order, and why others were skipped or failed."""
 
     specs: list[ServerSpec]
     scenarios: list[Scenario]
     reference: str  # the label of the server that others are compared with
     rounds: int
     results: list[Result] = field(default_factory=list)
-    skipped: dict[tuple[str, str], str] = field(default_factory=dict)  # (scenario, label) → why
+    skipped: dict[tuple[str, str], str] = field(default_factory=dict)  # (scenario, label) → why it cannot be run there
+    failed: dict[tuple[str, str], str] = field(default_factory=dict)  # the same → why a run was cut short; the last one
     versions: dict[str, str] = field(default_factory=dict)
     is_interrupted: bool = False  # stopped by ^C: later runs are missing
 
@@ -50,7 +51,9 @@ class Comparison:
         return [result for result in self.results if (result.scenario, result.server) == (scenario, label)]
 
     def median(self, scenario: str, label: str, figure: str) -> float | None:
-        """The median of a figure; None if it was not measured."""
+        """The median of a figure; None if it was not measured in every round."""
+        if (scenario, label) in self.failed:
+            return None
         found = [value for result in self.of(scenario, label) if (value := figure_of(result, figure)) is not None]
         return statistics.median(found) if found else None
 
@@ -67,8 +70,16 @@ class Comparison:
         return [spec.label for spec in self.specs if spec.label != self.reference]
 
     def judged(self, scenario: Scenario) -> str | None:
-        """The server that the targets of a row apply to: the first that could run the scenario."""
-        return next((label for label in self.others if self.of(scenario.name, label)), None)
+        """The server that the targets of a row apply to: the first that can run the scenario."""
+        return next(
+            (label for label in self.others if (scenario.name, label) in self.failed or self.of(scenario.name, label)),
+            None,
+        )
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether every run that can be made was made, and every message arrived exactly once."""
+        return not self.failed and all(result.is_ok for result in self.results)
 
 
 def compare(
@@ -83,7 +94,8 @@ def compare(
 ) -> Comparison:
     """Run every scenario `rounds` × scenario.rounds times on every server. NatsError when a server cannot be started.
 
-    A run that fails is skipped and its reason is kept. ^C ends the comparison early and keeps the finished runs.
+    A run that fails is that server's last of its scenario; its reason is kept. ^C ends the comparison early and keeps
+    the finished runs.
     """
     labels = [spec.label for spec in specs]
     comparison = Comparison(
@@ -103,7 +115,7 @@ def compare(
             key = (scenario.name, spec.label)
             if why := _unfit(scenario, servers[spec.label]):
                 comparison.skipped[key] = why
-            if key in comparison.skipped:
+            if key in comparison.skipped or key in comparison.failed:
                 return None
             try:
                 if scenario.kind in MEMORY_KINDS and spec.command:
@@ -113,7 +125,7 @@ def compare(
                 used.add(spec.label)
                 return measure(scenario, target, generator_processes, on_progress)
             except NatsError as error:
-                comparison.skipped[key] = str(error)
+                comparison.failed[key] = str(error)
                 return None
 
         try:

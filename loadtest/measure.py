@@ -86,6 +86,7 @@ class Result:
     lateness_us: dict[str, float] = field(default_factory=dict)  # paced: from due to sent
     histogram: dict[str, Any] = field(default_factory=dict)  # all of latency_us
     asked_per_s: float = 0.0
+    is_short: bool = False  # the time was up before there were as many messages as the scenario has
     is_generator_bound: bool = False
     notes: list[str] = field(default_factory=list)
 
@@ -320,6 +321,7 @@ class _Run:
                 result.expected_units = result.units
                 self.check_each(sent, received)
         result.rate_per_s = result.units / result.seconds
+        self.check_number(received)
         unsent = sum(report.get("unsent", 0) for report in loops)
         asked = result.sent_msgs + unsent
         if scenario.kind in ("latency", "churn") and result.sent_msgs < RATE_REACHED * asked:
@@ -327,6 +329,21 @@ class _Run:
                 f"impossible rate: {scenario.rate_per_s:,.0f}/s was asked for,"
                 f" {result.sent_msgs / scenario.seconds:,.0f}/s could be sent;"
                 f" {unsent:,} messages were due and never sent"
+            )
+
+    def check_number(self, received: dict[int, int]) -> None:
+        """Note that the time was up before there were as many messages as were asked for."""
+        scenario, result = self.scenario, self.result
+        if not scenario.messages or scenario.kind not in ("flow", "request"):
+            return
+        if scenario.publishers:
+            made, wanted, what = result.sent_msgs, scenario.messages * scenario.publishers, "sent"
+        else:
+            made, wanted, what = min(received.values()), scenario.messages, "had by each subscriber"
+        if made < wanted:
+            result.is_short = True
+            result.notes.append(
+                f"the time was up: {made:,} of {wanted:,} messages were {what} in {scenario.seconds:g} s"
             )
 
     def check_each(self, sent: dict[int, int], received: dict[int, int]) -> None:

@@ -20,7 +20,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -125,6 +125,7 @@ class Client:
         self._subscriptions: dict[int, Subscription] = {}
         self._pongs: list[_Wait] = []
         self._requests: dict[str, _Wait] = {}
+        self._awaited: list[Subscription] = []  # once for each next() that waits
         self._inbox = f"{INBOX_PREFIX}.{secrets.token_hex(11)}"
         self._next_request = 0
         self._inbox_subscription: Subscription | None = None
@@ -133,6 +134,7 @@ class Client:
         self._lock = threading.RLock()  # protects the socket's sending side and the state that must match what was sent
         self._reader: threading.Thread | None = None
         self._is_closing = False
+        self.has_ended = False  # the connection is lost, and there will be no other
         self._unanswered_pings = 0
 
     # -- life -----------------------------------------------------------------------------------------------------
@@ -265,6 +267,15 @@ class Client:
         if wait.failure is not None:
             raise wait.failure
 
+    @contextlib.contextmanager
+    def while_waiting(self, subscription: Subscription) -> Iterator[None]:
+        """Tell this subscription of a connection that ends meanwhile."""
+        self._awaited.append(subscription)
+        try:
+            yield
+        finally:
+            self._awaited.remove(subscription)
+
     def send_raw(self, data: bytes) -> None:
         """Send these bytes as they are, for tests of invalid input."""
         self._send(data)
@@ -342,10 +353,10 @@ class Client:
         while True:
             lost = self._read_connection(frames)
             self._disconnect(lost)
-            if self._is_closing or isinstance(lost, AuthenticationError):
-                return
-            again = self._reconnect()
+            again = None if self._is_closing or isinstance(lost, AuthenticationError) else self._reconnect()
             if again is None:
+                self.has_ended = True
+                self._end_awaited()
                 return
             frames = again
 
@@ -446,8 +457,13 @@ class Client:
         for wait in waits:
             wait.failure = Disconnected(str(self.closed_because))
             wait.done.set()
+        self._end_awaited()
         if not self._is_closing and self.settings.on_disconnect is not None:
             self.settings.on_disconnect(lost)
+
+    def _end_awaited(self) -> None:
+        for subscription in list(self._awaited):
+            subscription.on_disconnect()
 
     def _reconnect(self) -> list[Frame] | None:
         attempts = 0

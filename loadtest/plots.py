@@ -72,7 +72,7 @@ def _latencies(comparison: Comparison, folder: Path) -> list[Path]:
         figure, axes = pyplot.subplots(figsize=(8, 4.2))
         for spec in comparison.specs:
             results = [result for result in comparison.of(scenario.name, spec.label) if result.histogram]
-            if results:
+            if results and (scenario.name, spec.label) not in comparison.failed:
                 # The round with the median p99; an average of percentiles has no meaning.
                 result = sorted(results, key=lambda one: one.latency_us["p99"])[len(results) // 2]
                 axes.plot(*_curve(result.histogram["pairs"]), label=spec.label, lw=1.5)

@@ -115,6 +115,7 @@ def ratio_rows(comparison: Comparison) -> list[list[str]]:
                 rows.append([scenario.title, TITLE_OF.get(figure, figure), *["–"] * 4, f"{must:g}", "", "not run"])
                 continue
             ratio = comparison.ratio(scenario.name, label, figure)
+            has_failed = any((scenario.name, one) in comparison.failed for one in (label, comparison.reference))
             rows.append(
                 [
                     scenario.title,
@@ -125,7 +126,7 @@ def ratio_rows(comparison: Comparison) -> list[list[str]]:
                     f"**{ratio:.2f}**" if ratio else "–",
                     f"{must:g}",
                     f"{aim:g}" if aim else "",
-                    verdict(ratio, must, aim),
+                    "**failed**" if has_failed else verdict(ratio, must, aim),
                 ]
             )
     return rows
@@ -219,6 +220,8 @@ def _all_table(comparison: Comparison) -> str:
             for spec in comparison.specs:
                 cell = shown(comparison.median(scenario.name, spec.label, figure), figure)
                 ratio = comparison.ratio(scenario.name, spec.label, figure)
+                if (scenario.name, spec.label) in comparison.failed:
+                    cell = "failed"
                 is_other = spec.label != comparison.reference
                 row.append(f"{cell} (×{ratio:.2f})" if ratio and is_other else cell)
             rows.append(row)
@@ -228,6 +231,10 @@ def _all_table(comparison: Comparison) -> str:
 def _notes(comparison: Comparison) -> list[str]:
     notes = ["it was interrupted: rounds and scenarios are missing"] if comparison.is_interrupted else []
     notes += [f"{scenario} on {label}: not run: {why}" for (scenario, label), why in comparison.skipped.items()]
+    notes += [
+        f"{scenario} on {label}: failed in round {len(comparison.of(scenario, label)) + 1}: {why}"
+        for (scenario, label), why in comparison.failed.items()
+    ]
     for scenario in comparison.scenarios:
         for spec in comparison.specs:
             results = comparison.of(scenario.name, spec.label)
@@ -269,7 +276,8 @@ def json_text(
         whole["servers"] = {
             spec.label: {"command": spec.shown, "version": comparison.versions[spec.label]} for spec in comparison.specs
         }
-        whole["skipped"] = {f"{scenario} on {label}": why for (scenario, label), why in comparison.skipped.items()}
+        for name, missing in (("skipped", comparison.skipped), ("failed", comparison.failed)):
+            whole[name] = {f"{scenario} on {label}": why for (scenario, label), why in missing.items()}
     whole["runs"] = [result.as_words() for result in results]
     if comparison is not None:
         for run in whole["runs"]:

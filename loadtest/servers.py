@@ -1,7 +1,8 @@
 """Servers to compare: started here on free loopback ports, or given by their address.
 
-Ends only what it started: first the process itself, by its id, then the rest of its session. If a server does not
-start, the error is one line with the last line of its output.
+Ends only what it started: first the process itself, by its id, then the rest of its session. Its log and the statistics
+of a gnatswarm are in a temporary directory. If a server does not start, the error is one line with the last line of its
+output.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ class Server:
     info: dict[str, Any] = field(default_factory=dict)
     shards: int = 0  # counted by the numbers in INFO; 0: INFO has none
     _process: subprocess.Popen[bytes] | None = None
-    _log: Path | None = None
+    _place: Path | None = None  # a temporary directory
 
     def start(self) -> Server:
         """Start or find the server, and wait until it accepts clients; LoadFailed."""
@@ -140,8 +141,8 @@ class Server:
             if pid != process.pid and _session_of(pid) == process.pid:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-        if self._log is not None:
-            self._log.unlink(missing_ok=True)
+        if self._place is not None:
+            shutil.rmtree(self._place, ignore_errors=True)
 
     def __enter__(self) -> Self:
         return self
@@ -152,23 +153,28 @@ class Server:
     def _launch(self) -> None:
         port = free_port()
         self.address = Address("127.0.0.1", port)
-        descriptor, name = tempfile.mkstemp(prefix="gnatswarm-bench-", suffix=".log")
-        self._log = Path(name)
+        self._place = Path(tempfile.mkdtemp(prefix="gnatswarm-bench-"))
         words = [word.replace("{port}", str(port)) for word in self.spec.command]
         try:
-            self._process = subprocess.Popen(
-                words,
-                stdin=subprocess.DEVNULL,
-                stdout=descriptor,
-                stderr=descriptor,
-                start_new_session=True,
-                preexec_fn=_die_with_us,
-            )
+            with self._log_file.open("wb") as log:
+                self._process = subprocess.Popen(
+                    words,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    # Statistics stay on, as for users, and out of theirs.
+                    env={**os.environ, "XDG_STATE_HOME": str(self._place / "state")},
+                    start_new_session=True,
+                    preexec_fn=_die_with_us,
+                )
         except OSError as error:
-            self._log.unlink()
+            shutil.rmtree(self._place, ignore_errors=True)
             raise LoadFailed(f"{self.spec.label}: {words[0]}: {(error.strerror or str(error)).lower()}") from None
-        finally:
-            os.close(descriptor)
+
+    @property
+    def _log_file(self) -> Path:
+        assert self._place is not None
+        return self._place / "log"
 
     def _wait_ready(self) -> dict[str, Any]:
         until = time.monotonic() + START_DEADLINE_S
@@ -196,7 +202,7 @@ class Server:
             return opened.info
 
     def _last_words(self) -> str:
-        lines = self._log.read_text(errors="replace").strip().splitlines() if self._log else []
+        lines = self._log_file.read_text(errors="replace").strip().splitlines()
         # The cause is logged before the lines about its exit.
         why = [line for line in lines if "[FTL]" in line or "[ERR]" in line] or lines
         return f": {why[-1]}" if why else f", exit code {self._process.returncode if self._process else '?'}"

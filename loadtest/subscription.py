@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import queue as queues
+import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from gnatswarm.loadtest.errors import RequestTimeout
+from gnatswarm.loadtest.errors import Disconnected, RequestTimeout
 from gnatswarm.loadtest.message import Message
 
 if TYPE_CHECKING:
@@ -25,14 +26,26 @@ class Subscription:
     callback: Callable[[Message], None] | None = field(repr=False)
     max_messages: int = 0  # 0: no limit
     delivered: int = 0
-    _messages: queues.SimpleQueue[Message] = field(default_factory=queues.SimpleQueue, repr=False)
+    _messages: deque[Message] = field(default_factory=deque, repr=False)
+    _changed: threading.Condition = field(default_factory=threading.Condition, repr=False)
+    _losses: int = field(default=0, repr=False)  # connections that ended while somebody waited
 
     def next(self, timeout_s: float = 5.0) -> Message:
-        """The next message; RequestTimeout if none arrives."""
-        try:
-            return self._messages.get(timeout=timeout_s)
-        except queues.Empty:
-            raise RequestTimeout(f"nothing on {self.subject} within {timeout_s} s") from None
+        """The next message. RequestTimeout if none arrives, Disconnected if the connection ends before one does.
+
+        A client that connects again is waited for, if its connection has ended before.
+        """
+        with self.client.while_waiting(self), self._changed:
+            losses = self._losses
+
+            def is_over() -> bool:
+                return bool(self._messages) or self._losses != losses or self.client.has_ended
+
+            if not self._changed.wait_for(is_over, timeout_s):
+                raise RequestTimeout(f"nothing on {self.subject} within {timeout_s} s")
+            if self._messages:
+                return self._messages.popleft()
+        raise Disconnected(str(self.client.closed_because))
 
     def unsubscribe(self, max_messages: int = 0) -> None:
         """Unsubscribe; as Client.unsubscribe."""
@@ -41,9 +54,17 @@ class Subscription:
     def deliver(self, message: Message) -> None:
         """Called by the client for each message."""
         if self.callback is None:
-            self._messages.put(message)
+            with self._changed:
+                self._messages.append(message)
+                self._changed.notify()
         else:
             self.callback(message)
+
+    def on_disconnect(self) -> None:
+        """Called by the client when a connection has ended while `next()` waits."""
+        with self._changed:
+            self._losses += 1
+            self._changed.notify_all()
 
     def subscribe_lines(self) -> bytes:
         """The lines that subscribe; after a reconnect, earlier deliveries are subtracted from the maximum."""

@@ -497,9 +497,9 @@ def _request(talk: _Conversation, options: argparse.Namespace) -> int:
                 raise
             talk.done.wait(ASK_AGAIN_S)
             talk.check()
-    talk.check()
     for number, message in enumerate(responses, 1):
         _print_message(message, number, options, _response_shown)
+    talk.check()
     if len(responses) < options.number:
         missing = f"{len(responses)} of {options.number} responses within {options.timeout:g} s"
         raise _Failed(missing)
@@ -522,6 +522,10 @@ def _responses(
         except RequestTimeout:
             if not found:
                 raise RequestTimeout(f"no answer from {options.subject} within {options.timeout:g} s") from None
+        except Disconnected as lost:
+            if not found:
+                raise
+            talk.fail(lost)  # after those that came have been shown
     return found
 
 
@@ -538,7 +542,8 @@ def _asked(
         talk.check()
         yield subscription
     finally:
-        subscription.unsubscribe()
+        with contextlib.suppress(Disconnected):
+            subscription.unsubscribe()
 
 
 def _respond(talk: _Conversation, options: argparse.Namespace) -> int:

@@ -373,6 +373,8 @@ def _top(line: CommandLine) -> int:
     behind = parse(words)
     if behind.words:
         raise BadCommandLine(f'unexpected "{behind.words[0]}" after top')
+    if others := [name for first, name in (line.spelled | behind.spelled).items() if first != "m"]:
+        raise BadCommandLine(f"top: -{others[0]} has no effect; write the pages' address, or their port with -m")
     port = (line.values | behind.values).get("m", 8222)
     from gnatswarm.router.commands.top import run
 

@@ -113,6 +113,30 @@ async def test_connections_are_stalled_delayed_and_cut_and_others_are_not(broker
     direct.close()
 
 
+async def test_what_is_delayed_comes_though_its_publisher_has_closed(broker: gnatswarm.Broker):
+    direct = await connected(broker.port)
+    await direct.talk("SUB a.> 1\r\nPING\r\n", expect="PONG\r\n")
+    with gnatswarm.Chaos(broker.url) as chaos:
+        chaos.delay("a.late", 0.05)
+        client = await connected(int(chaos.url.rpartition(":")[2]))
+        await client.talk("PUB a.late 1\r\n1\r\nPUB a.now 1\r\n2\r\nPING\r\n", expect="PONG\r\n")
+        client.close()
+        assert [one.payload for one in await direct.messages(2)] == [b"2", b"1"]
+    direct.close()
+
+
+async def test_what_is_delayed_comes_though_the_server_has_closed():
+    with gnatswarm.Broker() as ending, gnatswarm.Chaos(ending.url) as chaos:
+        chaos.delay("a.late", 0.3)
+        client = await connected(int(chaos.url.rpartition(":")[2]))
+        await client.talk("SUB a.> 1\r\nPUB a.late 1\r\n1\r\n", expect="")
+        await until(lambda: len(chaos.happened) == 2)  # published late, and delivered late
+        await asyncio.to_thread(ending.stop)
+        assert [one.payload for one in await client.messages(1)] == [b"1"]
+        await client.wait_closed()
+        client.close()
+
+
 async def test_what_is_delayed_waits_for_the_end_of_a_stall(broker: gnatswarm.Broker):
     direct = await connected(broker.port)
     with gnatswarm.Chaos(broker.url) as chaos:

@@ -6,7 +6,7 @@ Values are as the broker uses them: sizes in bytes, durations in seconds, files 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
@@ -14,6 +14,8 @@ from gnatswarm.broker.options import SECRET_FIELDS, Options
 from gnatswarm.router.config import option_values
 from gnatswarm.router.config.option_keys import KEYS
 from gnatswarm.router.config.spelling import nearest
+from gnatswarm.router.listening.listeners import address_text
+from gnatswarm.router.listening.monitor_socket import monitoring_host
 
 # Each reader of a key accepts one of these; which fields it sets does not depend on the value.
 _SAMPLES: tuple[object, ...] = (
@@ -34,9 +36,28 @@ _SAMPLES: tuple[object, ...] = (
         {"dir": "x"},
     ),
 )
-# Blocks, and options that only other blocks set, by their names in the file.
-_BLOCKS = {"authorization.timeout": "limits.auth_timeout_s", "authorization.users": "users"}
-_WHOLE = ("tls", "websocket", "accounts", "mappings", "stats")
+# Options that only blocks set, by their names in the file, and whole blocks.
+_BLOCKS = {
+    "authorization.timeout": "limits.auth_timeout_s",
+    "authorization.token": "auth_token",
+    "authorization.user": "auth_user",
+    "authorization.password": "auth_password",
+    "authorization.users": "users",
+}
+_WHOLE = ("tls", "websocket", "cluster", "leafnodes", "accounts", "mappings", "placement", "stats")
+
+
+def _pages(options: Options, port: int) -> str:
+    return address_text(monitoring_host(options), port) if port else ""
+
+
+# Options that are no field, by their names in the file.
+_MADE: dict[str, Callable[[Options], object]] = {
+    "listen": lambda options: address_text(options.host or "0.0.0.0", options.port),
+    "http": lambda options: _pages(options, options.http_port),
+    "https": lambda options: _pages(options, options.https_port),
+    "no_header_support": lambda options: not options.headers,
+}
 
 
 class NoSuchOption(ValueError):
@@ -45,12 +66,17 @@ class NoSuchOption(ValueError):
 
 def values(options: Options, names: Sequence[str] = ()) -> dict[str, object]:
     """Name → value, of these options, or of all. NoSuchOption."""
-    known = dict(_names())
+    fields = dict(fields_by_name())
+    known = {*fields, *_MADE}
     for name in names:
         if name.lower() not in known:
             near = nearest(name.lower(), known)
             raise NoSuchOption(f'there is no option "{name}"' + (f" — did you mean {near}?" if near else ""))
-    return {name: _value(options, known[name.lower()]) for name in names or known}
+    found: dict[str, object] = {}
+    for name in names or [*fields, *_MADE]:
+        made = _MADE.get(name.lower())
+        found[name] = made(options) if made is not None else _value(options, fields[name.lower()])
+    return found
 
 
 def shown(found: dict[str, object], *, as_json: bool) -> str:
@@ -62,16 +88,18 @@ def shown(found: dict[str, object], *, as_json: bool) -> str:
     return "\n".join(f"{name}: {_text(value)}" for name, value in found.items())
 
 
-def _names() -> Iterator[tuple[str, str]]:
-    """Each name in the file, and the dotted field of Options that it sets."""
+def fields_by_name() -> Iterator[tuple[str, str]]:
+    """Each name in the file of what is a field of Options or a section, and the dotted field."""
     for key in KEYS:
+        if key.names[0] in _MADE:
+            continue
         fields: set[str] = set()
         for sample in _SAMPLES:
             try:
                 fields |= set(key.read(sample))
             except (option_values.Mistake, option_values.BareSeconds):
                 continue
-        if len(fields) == 1:  # `listen` and `http` set two, which have names of their own
+        if len(fields) == 1:  # `stats` sets many: it is a section
             for name in key.names:
                 yield name, next(iter(fields))
     yield from _BLOCKS.items()

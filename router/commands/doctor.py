@@ -33,7 +33,7 @@ from gnatswarm.router.config.flags import CommandLine
 from gnatswarm.router.config.options_build import build
 from gnatswarm.router.config.stats_place import default_directory
 from gnatswarm.router.listening import steering
-from gnatswarm.router.listening.listeners import BACKLOG, ListenError, Listeners, address_text
+from gnatswarm.router.listening.listeners import BACKLOG, ListenError, Listeners, address_text, set_in
 from gnatswarm.router.listening.monitor_socket import monitoring_host
 from gnatswarm.shards.boundary import linkdir
 
@@ -84,8 +84,8 @@ def examine(line: CommandLine) -> Iterator[Finding]:
     finding, options = _configuration(line)
     yield finding
     yield _open_files(options)
-    for check, host, port in _ports(options):
-        yield _port(check, host, port)
+    for check, host, port, set_by in _ports(options):
+        yield _port(check, host, port, set_by)
     for look in (_runtime_directory, _statistics, _backlog, _congestion, _java, _running):
         yield look(options)
 
@@ -229,20 +229,24 @@ def _open_files(options: Options) -> Finding:
     return Finding("open files", OK, found)
 
 
-def _ports(options: Options) -> Iterator[tuple[str, str, int]]:
-    yield "port", options.host, options.port
+def _ports(options: Options) -> Iterator[tuple[str, str, int, tuple[str, str]]]:
+    """Of each port the check, host and port, and the options that set them."""
+    yield "port", options.host, options.port, ("-a", "-p")
     if options.websocket.port:
-        yield "port websocket", options.websocket.host, options.websocket.port
+        yield "port websocket", options.websocket.host, options.websocket.port, set_in("websocket")
+    for kind, (host, port) in options.server_ports.items():
+        yield f"port {kind}", host, port, set_in(kind)
     monitoring = options.https_port or options.http_port
     if monitoring:
-        yield "port pages", monitoring_host(options), monitoring
+        port_option = "-ms" if options.https_port else "-m"
+        yield "port pages", monitoring_host(options), monitoring, ("-a", port_option)
 
 
-def _port(check: str, host: str, port: int) -> Finding:
+def _port(check: str, host: str, port: int, set_by: tuple[str, str] = ("-a", "-p")) -> Finding:
     if port < 0:
         return Finding(check, OK, "any free one")
     try:
-        Listeners(host, port, 1, wait_s=0.0).close()
+        Listeners(host, port, 1, wait_s=0.0, set_by=set_by).close()
     except ListenError as error:
         for owner in _owners():
             if port in listening_ports(owner.pid):

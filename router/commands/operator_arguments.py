@@ -13,6 +13,9 @@ from gnatswarm.router.supervision.operator_socket import RELAY_S
 
 # The commands that have --json.
 WITH_JSON = ("status", "why")
+# The flags that say which broker is asked, by their first names, and those of `why`.
+WHICH = ("p", "P")
+OF_WHY = ("c", "user")
 
 
 class OperatorArguments(NamedTuple):
@@ -61,7 +64,10 @@ def operator_arguments(line: CommandLine, program: str) -> OperatorArguments:
     values = line.values | after.values
     if values.get("json") and command not in WITH_JSON:
         raise BadCommandLine(f"{command}: --json is for {' and '.join(WITH_JSON)}")
+    _check_flags(command, line.spelled | after.spelled, program)
     port = values.get("p")
+    if values.get("c") == "":
+        raise BadCommandLine(f"{command}: --config is empty: which file?")
     if values.get("P") == "":  # a script's empty variable must not choose whichever broker there is
         raise BadCommandLine(f"{command}: --pid is empty: which broker?")
     return OperatorArguments(
@@ -77,6 +83,21 @@ def operator_arguments(line: CommandLine, program: str) -> OperatorArguments:
         tls_within_s,
         finishes,
     )
+
+
+def _check_flags(command: str, spelled: dict[str, str], program: str) -> None:
+    """BadCommandLine for a flag that would have no effect. `spelled`: first name → as it was given."""
+    known = (*WHICH, "json", *(OF_WHY if command == "why" else ()))
+    given = next((spelled[name] for name in spelled if name not in known), "")
+    if given:
+        words = f"{command} 4" if command == "scale" else command
+        raise BadCommandLine(
+            f"{command}: -{given} is for a start; -p PORT or -P PID says which running broker is asked"
+            f" (as in: {program} {words} -p 4222)"
+        )
+    which = next((spelled[name] for name in WHICH if name in spelled), "")
+    if which and "c" in spelled:
+        raise BadCommandLine(f"{command}: -{spelled['c']} asks a file, -{which} a running broker: give one of them")
 
 
 def _about_tls(command: str, words: list[str]) -> tuple[float, bool]:

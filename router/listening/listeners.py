@@ -78,10 +78,20 @@ class ListeningSockets:
 class Listeners(ListeningSockets):
     """Listeners that the router opens itself. ListenError when the address is not available within `wait_s`.
 
-    `early`: it has to be available at once, and `socket` need not be imported: adopt() is for later.
+    `early`: it has to be available at once, and `socket` need not be imported: adopt() is for later. `set_by`: the
+    options that set host and port, for the error.
     """
 
-    def __init__(self, host: str, port: int, count: int, *, wait_s: float = PORT_WAIT_S, early: bool = False) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        count: int,
+        *,
+        wait_s: float = PORT_WAIT_S,
+        early: bool = False,
+        set_by: tuple[str, str] = ("-a", "-p"),
+    ) -> None:
         host = host.strip("[]")
         super().__init__(host, port)
         self._early = early
@@ -96,7 +106,7 @@ class Listeners(ListeningSockets):
             self.grow_to(count)
         except OSError as error:
             self.close()
-            raise ListenError(_explain(host, port, error)) from None
+            raise ListenError(_explain(host, port, error, *set_by)) from None
         except ListenError:
             self.close()
             raise
@@ -201,9 +211,10 @@ class Ports:
         ports = cls(clients)
         try:
             if options.websocket.port:
-                ports.websocket = Listeners(options.websocket.host, options.websocket.port, shards, early=early)
+                host, port = options.websocket.host, options.websocket.port
+                ports.websocket = Listeners(host, port, shards, early=early, set_by=set_in("websocket"))
             for kind, (host, port) in options.server_ports.items():
-                ports.servers[kind] = Listeners(host, port, 1, early=early)
+                ports.servers[kind] = Listeners(host, port, 1, early=early, set_by=set_in(kind))
         except ListenError:
             ports.close()
             raise
@@ -220,6 +231,11 @@ class Ports:
         for group in (self.clients, self.websocket, *self.servers.values()):
             if group is not None:
                 group.close()
+
+
+def set_in(block: str) -> tuple[str, str]:
+    """The options that set host and port in a block of the file."""
+    return f"{block} {{ host: … }}", f"{block} {{ port: … }}"
 
 
 def adopted(sock: socket.socket) -> socket.socket:
@@ -269,19 +285,24 @@ def _resolve(host: str, port: int) -> tuple[int, str]:
     return found[0][0], str(found[0][4][0])
 
 
-def _explain(host: str, port: int, error: OSError) -> str:
+def _explain(host: str, port: int, error: OSError, host_option: str, port_option: str) -> str:
     at = address_text(host, port)
     where = f"cannot listen on {at}"
     if error.errno == errno.EADDRINUSE:
+        any_free = port_option.replace("…", "-1") if "…" in port_option else f"{port_option} -1"
         return (
             f'Error listening on port: {at}, "listen tcp {at}: bind: address already in use" '  # tools look for it
             "— the port is in use by another process. "
-            f"Find it with `ss -ltnp 'sport = :{port}'`, or choose another port with -p (-p -1: any free one)"
+            f"Find it with `ss -ltnp 'sport = :{port}'`, or choose another port with {port_option}"
+            f" ({any_free}: any free one)"
         )
     if error.errno == errno.EADDRNOTAVAIL:
-        return f"{where}: this host has no such address. Choose one of `ip address` with -a, or none for all of them"
+        return (
+            f"{where}: this host has no such address. Choose one of `ip address` with {host_option},"
+            " or none for all of them"
+        )
     if error.errno == errno.EACCES:
-        return f"{where}: no permission for ports under 1024. Choose a higher one with -p"
+        return f"{where}: no permission for ports under 1024. Choose a higher one with {port_option}"
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return f"{where}: no file descriptors left. Raise the limit with `ulimit -n`"
     return f"{where}: {os.strerror(error.errno or 0)}"

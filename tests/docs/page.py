@@ -26,8 +26,8 @@ ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 PORT = re.compile(r"\b(1?[4678][24]22|14333)\b")
 NUMBER = re.compile(r"\d+(?:[.,:]\d+)*")
-# A measurement by `gnatswarm bench`, up to its comment; and how long a run of locust takes.
-BENCH = re.compile(r"^gnatswarm bench (?!-h|--compare)[^#]*")
+# A measurement by `gnatswarm bench` that lasts for a time, up to its comment; and how long a run of locust takes.
+BENCH = re.compile(r"^gnatswarm bench (?!-h|--compare|connect|[^#]* -n )[^#]*")
 LOCUST_S = re.compile(r"(?<= -t )5s\b")
 COMMAND_DEADLINE_S = 60.0
 # What a broker prints when it can be used.

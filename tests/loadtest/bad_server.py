@@ -39,6 +39,7 @@ class BadServer:
         self.hang_up_after = hang_up_after
         self.error_after = error_after
         self.messages: list[bytes] = []
+        self.pongs = 0
         self._subscribers: list[tuple[socket.socket, bytes, bytes]] = []
         self._open: list[socket.socket] = []
         self._lock = threading.RLock()
@@ -54,9 +55,9 @@ class BadServer:
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        self._hang_up()
+        self.hang_up()
 
-    def _hang_up(self) -> None:
+    def hang_up(self) -> None:
         with self._lock:
             for sock in self._open:
                 with contextlib.suppress(OSError):
@@ -79,6 +80,8 @@ class BadServer:
                 if words[0] == b"PING":
                     sock.sendall(b"PONG\r\n" if is_logged_in else self.login_answer)
                     is_logged_in = True
+                    with self._lock:
+                        self.pongs += 1
                 elif words[0] == b"SUB":
                     with self._lock:
                         # Of wildcards only one at the end is known.
@@ -93,7 +96,7 @@ class BadServer:
             number = len(self.messages)
             self.messages.append(payload)
             if self.hang_up_after == number:
-                self._hang_up()
+                self.hang_up()
             for sock, pattern, sid in self._subscribers:
                 if subject != pattern and not (pattern.endswith(b".") and subject.startswith(pattern)):
                     continue

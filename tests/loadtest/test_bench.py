@@ -16,9 +16,11 @@ from typing import Any
 import nkeys
 import pytest
 
+from gnatswarm.loadtest import bench as bench_module
 from gnatswarm.loadtest import processes
 from gnatswarm.loadtest.bench import shortness
 from gnatswarm.loadtest.measure import Result, judge
+from gnatswarm.loadtest.plan import Scenario
 from tests.loadtest.bad_server import BadServer
 from tests.support.forkserver import Ran, forkserver
 from tests.support.servers import Broker, wait_until
@@ -74,8 +76,9 @@ def failure(*words: str, **options: Any) -> str:
     ],
 )
 def test_every_kind_of_work_counts_all_of_it(broker: Broker, words: str, units: int):
-    subject = f"bench{abs(hash(words))}"
-    (run,) = measured(*words.split(), "-s", broker.url, "--subject", subject)
+    is_published = words.split()[0] not in ("connect", "idle", "subscriptions")
+    subject = ("--subject", f"bench{abs(hash(words))}") if is_published else ()
+    (run,) = measured(*words.split(), "-s", broker.url, *subject)
     assert (run["units"], run["expected_units"], run["surplus"], run["is_ok"]) == (units, units, 0, True)
     assert run["rate_per_s"] > 0
     assert run["cpu_us"] > 0  # found by the port it listens on
@@ -249,8 +252,22 @@ def test_an_impossible_publisher_beside_the_churn_is_said(broker: Broker):
 
 
 def test_nothing_to_count_has_no_cpu_per_unit(broker: Broker):
-    (run,) = measured(*["sub", "-n", "10", "-t", "0.2", "--subject", "bench.nobody", "-s"], broker.url)
+    (run,) = measured(*["sub", "-t", "0.2", "--subject", "bench.nobody", "-s"], broker.url)
     assert (run["units"], run["cpu_us"]) == (0, None)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("sub -n 10 -S 2 -t 0.2 --subject bench.nobody", "0 of 10 messages were had by each subscriber in 0.2 s"),
+        ("pubsub -n 900M -t 0.2 --subject bench.many", "of 900,000,000 messages were sent in 0.2 s"),
+        ("request -n 900M -t 0.2 --subject bench.asked", "of 900,000,000 messages were sent in 0.2 s"),
+    ],
+)
+def test_fewer_messages_than_were_asked_for_are_in_the_exit_code(broker: Broker, words: str, said: str):
+    ran = bench(*words.split(), "--settle", "0.02", "-s", broker.url)
+    assert ran.returncode == 1
+    assert "the time was up: " in ran.stdout and said in ran.stdout
 
 
 def judged(**numbers: Any) -> Result:
@@ -302,6 +319,38 @@ def test_a_run_on_a_busy_machine_says_so():
 def test_a_late_generator_says_so():
     notes = judged(server_cpu_share=0.1, lateness_us={"p99": 900.0}, service_us={"p99": 60.0}).notes
     assert notes[0].startswith("the generator was late: p99 900")
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ("pubsub --rate 1000", "--rate has no effect on pubsub: it is for latency and churn"),
+        ("request --rate 10", "--rate has no effect on request"),
+        ("latency -n 100", "--messages has no effect on latency: it is for pub, sub, pubsub, pairs, queue and request"),
+        ("latency --subjects 2", "--subjects has no effect on latency"),
+        ("connect -t 1", "--seconds has no effect on connect"),
+        ("churn --processes 2", "--processes has no effect on churn"),
+        ("idle --subscriptions 2", "--subscriptions has no effect on idle: it is for subscriptions"),
+        ("pub --window 1M", "--window has no effect on pub"),
+        ("sub --write 1", "--write has no effect on sub"),
+        ("connect --congestion reno", "--congestion has no effect on connect"),
+        ("pub --scale 0.1", "have no effect on pub: they are for --scenario"),
+        ("pub --reference x", "have an effect with --compare alone"),
+        ("--scenario latency.* -n 100", "--messages has no effect on any of these scenarios"),
+    ],
+)
+def test_an_option_without_effect_is_refused(words: str, why: str):
+    assert why in failure(*words.split(), "-s", "nats://127.0.0.1:1")
+
+
+def test_an_option_changes_those_scenarios_that_it_has_an_effect_on():
+    def scenarios(*words: str) -> dict[str, Scenario]:
+        return {one.name: one for one in bench_module._scenarios(bench_module.arguments().parse_args(words))}
+
+    found = scenarios("--compare", "--rate", "5k", "-n", "7")
+    latency, flow = found["latency 20,000/s"], found["1:1 16 B"]
+    assert (latency.rate_per_s, latency.messages, flow.rate_per_s, flow.messages) == (5000.0, 0, 0.0, 7)
+    assert scenarios("pub", "-S", "2", "--window", "1M")["pub"].window_bytes == 1024**2
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
+from gnatswarm.loadtest import bench, processes, report
 from gnatswarm.loadtest import compare as compare_module
-from gnatswarm.loadtest import processes, report
 from gnatswarm.loadtest.compare import Comparison
 from gnatswarm.loadtest.credentials import Address, Credentials
 from gnatswarm.loadtest.errors import LoadFailed
@@ -159,6 +159,20 @@ def test_a_server_that_does_not_start_says_why_and_leaves_no_log(tmp_path: Path,
     assert not list(temporary.iterdir())
 
 
+def test_statistics_of_a_server_that_is_started_are_on_and_gone_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    for name in ("temporary", "state"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    own = f"{sys.executable} -P -m gnatswarm -a 127.0.0.1 -p {{port}} --shards 1"
+    with Server(ServerSpec.parse(f"a={own}")).start() as server:
+        (found,) = (tmp_path / "temporary").glob("*/state/gnatswarm/stats/*")
+        assert found.name == str(server.address.port)
+    assert not [*(tmp_path / "temporary").iterdir(), *(tmp_path / "state").iterdir()]
+
+
 @pytest.mark.kinds("gnatswarm-1")
 def test_a_comparison_from_beginning_to_end(broker: Broker, tmp_path: Path):
     """The running broker against a fresh one of ours: pages, numbers and plots, and nothing left running."""
@@ -263,6 +277,40 @@ def test_a_scenario_may_ask_for_more_rounds_than_others(comparison: Comparison, 
     ]
     page = report.page(made, {}, "cubic", "2026-01-01", [])
     assert "2 rounds (A B A B …; 6 of not run by ours)" in page
+
+
+def test_a_run_that_failed_has_no_ratio_and_is_in_the_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """Messages are lost from the second round on: those of the first are no figure of this server."""
+    runs: list[str] = []
+
+    def fake(scenario: Scenario, target: Target, *_: Any) -> Result:
+        runs.append(target.label)
+        if (target.label, runs.count("ours")) == ("ours", 2):
+            raise LoadFailed("nothing moved for 10 s: 90 deliveries of 100")
+        return result(scenario.name, target.label, cpu_us=1.0 if target.label == "ours" else 2.0, rate_per_s=1.0)
+
+    monkeypatch.setattr(compare_module, "measure", fake)
+    monkeypatch.setattr(Server, "start", lambda self: self)
+    monkeypatch.setattr(Server, "target", lambda self, *_: Target(self.spec.label, Address("127.0.0.1", 1)))
+    scenarios = tmp_path / "some.toml"
+    scenarios.write_text('[flow]\ntitle = "flow"\nfigures = ["cpu"]\nmust = [1.5]\naim = [4]\n')
+    words = ["--compare", "--scenarios", str(scenarios), "--out", str(tmp_path / "out"), "--reference", "theirs"]
+    words += ["--server", "ours=nats://127.0.0.1:1", "--server", "theirs=nats://127.0.0.1:1"]
+    assert bench.main(words) == 1
+    shown = capsys.readouterr().out
+    assert "×" not in shown
+    assert re.search("flow +ours +FAILED: nothing moved for 10 s: 90 deliveries of 100", shown)
+    page = (tmp_path / "out" / "README.md").read_text()
+    assert "| flow | CPU | ours | – | 2.00 µs | – | 1.5 | 4 | **failed** |" in page
+    assert "| flow: CPU | failed | 2.00 µs |" in page
+    assert "flow on ours: failed in round 2: nothing moved for 10 s: 90 deliveries of 100" in page
+    document = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert (document["skipped"], list(document["failed"])) == ({}, ["flow on ours"])
+    runs.clear()
+    assert bench.main([*words, "-q"]) == 1
+    assert capsys.readouterr().err == "gnatswarm bench: flow on ours: nothing moved for 10 s: 90 deliveries of 100\n"
 
 
 def test_a_server_of_the_comparison_that_cannot_start_is_one_line(tmp_path: Path):

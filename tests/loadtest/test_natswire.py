@@ -25,6 +25,7 @@ from tests.support.authority import Authority
 from tests.support.servers import Broker, wait_until
 
 StartBroker = Callable[..., Broker]
+DAY_S = 86_400.0
 
 
 @pytest.fixture
@@ -398,6 +399,63 @@ def test_a_server_that_goes_ends_every_wait(start_broker: StartBroker):
         client.request("service")
     assert lost.get(timeout=5)
     assert not client.is_connected
+
+
+def test_the_end_of_the_connection_ends_waiting_for_a_message(start_broker: StartBroker):
+    broker = start_broker()
+    client = natswire.connect(broker.url)
+    subscription = client.subscribe("service")
+    client.publish("service", b"before")
+    client.flush()
+    ended: queue.SimpleQueue[Exception | bytes] = queue.SimpleQueue()
+
+    def wait() -> None:
+        for _ in range(2):
+            try:
+                ended.put(subscription.next(DAY_S).payload)
+            except natswire.NatsError as error:
+                ended.put(error)
+
+    threading.Thread(target=wait, daemon=True).start()
+    assert ended.get(timeout=10) == b"before"
+    broker.send_signal(signal.SIGKILL)
+    error = ended.get(timeout=10)
+    assert isinstance(error, natswire.Disconnected)
+    assert str(error) == str(client.closed_because)
+    with pytest.raises(natswire.Disconnected):  # nor is there anything to wait for later
+        subscription.next(DAY_S)
+
+
+def test_what_came_before_the_connection_ended_is_had_after_it():
+    with BadServer(hang_up_after=1) as server:
+        client = natswire.connect(server.url)
+        subscription = client.subscribe("a")
+        client.publish("a", b"first")
+        client.flush()
+        client.publish("a", b"second")
+        wait_until(lambda: client.has_ended)
+        assert subscription.next(0).payload == b"first"
+        with pytest.raises(natswire.Disconnected):
+            subscription.next(DAY_S)
+
+
+def test_whoever_waits_for_a_message_is_told_of_a_lost_connection_though_there_will_be_another():
+    with BadServer() as server, natswire.connect(server.url, Settings(max_reconnects=-1)) as client:
+        ended: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+        def wait(subscription: natswire.Subscription) -> None:
+            with pytest.raises(natswire.Disconnected) as error:
+                subscription.next(DAY_S)
+            ended.put(str(error.value))
+
+        threading.Thread(target=wait, args=(client.subscribe("a"),), daemon=True).start()
+
+        def hung_up() -> bool:
+            server.hang_up()  # again, if nobody waited yet
+            return not ended.empty()
+
+        wait_until(hung_up)
+        assert "connection" in ended.get()
 
 
 def test_a_client_comes_back_with_its_subscriptions(start_broker: StartBroker):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -18,8 +19,9 @@ import pytest
 
 from gnatswarm.loadtest import natswire, talk
 from gnatswarm.loadtest.message import Message
+from tests.loadtest.bad_server import BadServer
 from tests.support.authority import Authority
-from tests.support.servers import Broker
+from tests.support.servers import Broker, wait_until
 
 StartBroker = Callable[..., Broker]
 SYSTEM = """
@@ -193,6 +195,31 @@ def test_several_responses_are_collected(broker: Broker, subject: str):
         code, shown, error = ran("req", subject, "-n", "3", "--timeout", "0.3", "-s", broker.url)
         assert (code, sorted(shown.split())) == (1, ["1", "2"])
         assert error == "gnatswarm req: 2 of 3 responses within 0.3 s\n"
+
+
+@pytest.mark.parametrize("responses", [0, 1])
+def test_a_request_ends_with_the_server(responses: int):
+    line = command("req", "a", "-n", "2", "--raw", "--timeout", "86400")
+    with BadServer(hang_up_after=1 + responses) as server, natswire.connect(server.url) as client:
+        requests: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        client.subscribe("a", requests.put)
+        client.flush()
+        with subprocess.Popen(
+            [*line, "-s", server.url],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(),
+        ) as requester:
+            request = requests.get(timeout=30)
+            wait_until(lambda: server.pongs == 4)  # each has logged in, and flushed: the requester behind its request
+            for _ in range(responses):
+                request.respond(b"one")
+            client.publish("enough")
+            shown, error = requester.communicate(timeout=30)
+    assert (requester.returncode, shown) == (1, "one\n" * responses)
+    assert error == "gnatswarm req: the server closed the connection\n"
 
 
 def test_what_the_server_forbids_is_said(start_broker: StartBroker):

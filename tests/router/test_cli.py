@@ -112,6 +112,8 @@ def test_debug_and_trace(served: list[tuple[Options, str]], flag: str, debug: bo
         (["status", "x"], 'unexpected "x" after status'),
         (["health", "--json"], "health: --json is for status and why"),
         (["--json", "scale", "2"], "scale: --json is for status and why"),
+        (["-c", "FILE", "status"], "status: -c is for a start; -p PORT or -P PID says which running broker is asked"),
+        (["top", "-p", "4222"], "top: -p has no effect; write the pages' address, or their port with -m"),
     ],
 )
 def test_a_bad_command_line_says_what_is_wrong_and_ends_with_1(

@@ -83,6 +83,22 @@ def test_every_port_of_a_configuration_is_looked_at(tmp_path: Path) -> None:
     assert found["port pages"]["result"] == FAIL
 
 
+def test_the_ports_for_other_servers_are_looked_at(tmp_path: Path) -> None:
+    config = tmp_path / "x.conf"
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as two:
+        taken = {"cluster": one.getsockname()[1], "leafnodes": two.getsockname()[1]}
+        blocks = [f"{kind} {{ listen: '127.0.0.1:{port}' }}" for kind, port in taken.items()]
+        config.write_text("\n".join(["listen: '127.0.0.1:-1'", *blocks]))
+        done = run("--json", "-c", str(config))
+    assert done.returncode == 1
+    found = checks(done)
+    for kind, port in taken.items():
+        check = found[f"port {kind}"]
+        assert check["result"] == FAIL
+        assert f"sport = :{port}" in check["found"]
+        assert f"choose another port with {kind} {{ port: … }} ({kind} {{ port: -1 }}: any free one)" in check["found"]
+
+
 def test_a_wrong_configuration_fails_with_its_lines_and_the_rest_is_still_looked_at(tmp_path: Path) -> None:
     config = tmp_path / "x.conf"
     config.write_text("prot: 1\nmax_payload: x")

@@ -25,6 +25,12 @@ def test_how_long_and_whether_to_end_it(words: list[str], within_s: float, finis
     assert asked.executable == ("/bin/true" if "/bin/true" in words else "")
 
 
+def test_a_file_is_asked_by_why_alone() -> None:
+    asked = operator_arguments(parse(["-c", "FILE", "why", "a", "--user", "ann", "--json"]), "gnatswarm")
+    assert asked.config is not None
+    assert (asked.config.config_file, asked.subject, asked.user, asked.as_json) == ("FILE", "a", "ann", True)
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [
@@ -35,6 +41,13 @@ def test_how_long_and_whether_to_end_it(words: list[str], within_s: float, finis
         (["upgrade", ""], "which program"),
         (["restart", "--pid", ""], "which broker"),
         (["scale", "2", "-P", ""], "which broker"),
+        (["-c", "FILE", "status"], r"status: -c is for a start; .* \(as in: gnatswarm status -p 4222\)"),
+        (["scale", "2", "-config", "FILE"], r"scale: -config is for a start; .* \(as in: gnatswarm scale 4 -p 4222\)"),
+        (["reload", "-D"], "reload: -D is for a start"),
+        (["status", "--user", "ann"], "status: -user is for a start"),
+        (["why", "a", "--shards", "2"], "why: -shards is for a start"),
+        (["-p", "4222", "why", "a", "-c", "FILE"], "why: -c asks a file, -p a running broker: give one of them"),
+        (["why", "a", "-c", ""], "which file"),
         (["scale", "2", "--finish"], "flag provided but not defined: -finish"),
     ],
 )

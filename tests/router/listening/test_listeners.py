@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from gnatswarm.broker.options import Cluster, LeafNodes, Options, WebSocket
 from gnatswarm.router.listening import listeners as listeners_module
-from gnatswarm.router.listening.listeners import ListenError, Listeners, address_text, tcp_socket
+from gnatswarm.router.listening.listeners import ListenError, Listeners, Ports, address_text, tcp_socket
 
 
 def has_ipv6() -> bool:
@@ -81,6 +82,18 @@ def test_a_port_that_somebody_listens_on_is_never_shared(theirs: str, ours: str,
             Listeners(ours, port, 2, wait_s=0.05)
         # Nothing stays taken after the refusal.
     Listeners(ours, port, 2, wait_s=0.5).close()
+
+
+@pytest.mark.parametrize("block", ["websocket", "cluster", "leafnodes"])
+def test_whose_port_is_taken_is_said_with_the_block_that_names_it(block: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        sections: dict[str, Any] = {"websocket": WebSocket, "cluster": Cluster, "leafnodes": LeafNodes}
+        section = sections[block](host="127.0.0.1", port=other.getsockname()[1])
+        options = Options(host="127.0.0.1", port=-1, **{block: section})
+        with pytest.raises(ListenError) as refused:
+            Ports.open(options, 1, early=True)
+    advice = f"choose another port with {block} {{ port: … }} ({block} {{ port: -1 }}: any free one)"
+    assert str(refused.value).endswith(advice)
 
 
 def use(kind: type[socket.socket], monkeypatch: pytest.MonkeyPatch) -> None:
