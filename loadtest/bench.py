@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
+import importlib.util
 import os
 import re
 import shutil
@@ -383,7 +384,7 @@ def _compare(options: argparse.Namespace, scenarios: Sequence[Scenario]) -> int:
     if not is_quiet:
         _print_ratios(comparison)
         print(f"\nwritten: {', '.join(os.fspath(path) for path in written)}")
-        if not any(path.suffix == ".svg" for path in written):
+        if importlib.util.find_spec("matplotlib") is None:
             print("no plots: matplotlib is not installed (pip install 'gnatswarm[loadtest]')")
     else:
         for (scenario, label), why in comparison.failed.items():
