@@ -221,17 +221,19 @@ class Supervisor:
     def _on_exited(self, pid: int, status: int) -> None:
         members = self._broker.members
         shard = next((one for one in members if one.process is not None and one.process.pid == pid), None)
-        if shard is not None and shard.process is not None:
-            # Its last messages may be unread: a Fatal among them is the real reason.
-            shard.process.on_exited()
-            self._deliver(shard, supervision.Exited(exit_text(status)))
-        elif self._relays.on_exited(pid, exit_text(status)):
-            self._remember()
-            self._check_done()
-        else:
-            self._standby.on_exited(pid)
-            self._remove_strange_sockets()
-        self._broker.keeper.forgotten(pid)  # after the record says what follows
+        try:
+            if shard is not None and shard.process is not None:
+                # Its last messages may be unread: a Fatal among them is the real reason.
+                shard.process.on_exited()
+                self._deliver(shard, supervision.Exited(exit_text(status)))
+            elif self._relays.on_exited(pid, exit_text(status)):
+                self._remember()
+                self._check_done()
+            else:
+                self._standby.on_exited(pid)
+                self._remove_strange_sockets()
+        finally:
+            self._broker.keeper.forgotten(pid)  # after the record says what follows
 
     def _tick(self) -> None:
         assert self._loop is not None
@@ -267,8 +269,12 @@ class Supervisor:
     def _deliver(self, shard: SupervisedShard, event: supervision.Event) -> None:
         before = shard.state
         shard.state, actions = supervision.step(shard.state, event, time.monotonic())
-        for action in actions:
-            self._carry_out(shard, action)
+        with contextlib.ExitStack() as rest:  # where one thing fails, the others are done all the same
+            rest.callback(self._on_changed, shard, before)
+            for action in reversed(actions):
+                rest.callback(self._carry_out, shard, action)
+
+    def _on_changed(self, shard: SupervisedShard, before: supervision.ShardState) -> None:
         if shard.state != before:
             if supervision.lasting(shard.state) != supervision.lasting(before):
                 self._remember()
@@ -283,6 +289,8 @@ class Supervisor:
         elif isinstance(action, supervision.Kill):
             if shard.process is not None:
                 shard.process.kill()
+            else:  # its start has failed half way: nobody else would say that it has ended
+                self._deliver(shard, supervision.Exited("it has no process"))
         elif isinstance(action, supervision.Forget):
             self._forget(shard)
         elif isinstance(action, supervision.Release):
