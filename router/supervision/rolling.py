@@ -46,6 +46,8 @@ GATEWAY_LEAVES_WITHIN_S = 1.0
 PROVEN_WITHIN_S = 15.0
 RENEWED_WITHIN_S = 30.0
 
+_NOT_ENDED = "", "nothing is under way; the log says how the last restart or upgrade has ended"
+
 Say = Callable[[str], None]
 
 
@@ -62,7 +64,7 @@ class Rolling:
         self._own = list(own)
         self._task: asyncio.Task[str] | None = None
         self._is_asking = False  # a program whether it can take over
-        self._outcome = "", "nothing is under way; the log says how the last restart or upgrade has ended"
+        self._outcome = _NOT_ENDED
         self._say: Say = lambda text: None
         self._said_at = 0.0
 
@@ -101,6 +103,7 @@ class Rolling:
         why = await self._objection_of_started()
         if why:
             return "", why
+        self._outcome = _NOT_ENDED
         broker = self._broker
         old = [one.process.boot_id for one in broker.members if one.process is not None]
         why = self._commands.begin_rolling(RollingRecord(broker.wanted, old, relay_s=relay_s))
@@ -113,6 +116,7 @@ class Rolling:
         why = await self._objection_of_started()
         if why:
             return "", why
+        self._outcome = _NOT_ENDED  # or who has to ask again would hear of the last one
         command = [executable] if executable else self._own
         self._is_asking = True
         try:
@@ -192,6 +196,7 @@ class Rolling:
             self._outcome = task.result(), ""
             log.info("%s", task.result())
         else:
+            self._outcome = "", f"an unexpected error has ended it, the log says more: {error!a}"
             raise error
 
     # ---- the steps; each may find that it has been done

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -204,3 +205,44 @@ def test_a_router_of_another_version_than_the_keeper_has_nothing_to_prove_when_n
     one.broker.rolling, one.broker.keeper.is_successor = None, True
     one.rolling.go_on()
     assert not one.broker.keeper.is_successor
+
+
+async def test_an_error_that_nobody_expected_is_no_success_of_before(monkeypatch: pytest.MonkeyPatch):
+    logged: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: logged.append(context["exception"]))
+    one = Ending(RollingRecord(2, ["old"]))
+    outcomes: list[object] = [RollingRecord(2, ["old"]), ZeroDivisionError("zero")]
+
+    async def roll_shards(_rolling: RollingRecord) -> object:
+        outcome = outcomes.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    monkeypatch.setattr(one.rolling, "_roll_shards", roll_shards)
+    assert (await one.rolling._carry_out(lambda text: None))[0].startswith("2 shards restarted")
+    error = "an unexpected error has ended it, the log says more: ZeroDivisionError('zero')"
+    assert await one.rolling._carry_out(lambda text: None) == ("", error)
+    assert await one.rolling.follow(lambda text: None) == ("", error)
+    assert [type(one) for one in logged] == [ZeroDivisionError]
+
+
+@pytest.mark.parametrize("what", ["restart", "upgrade"])
+async def test_who_asks_again_does_not_hear_of_the_one_before(what: str, monkeypatch: pytest.MonkeyPatch):
+    """As where the connection to the router has ended before anything was begun."""
+    one = Ending(RollingRecord(2, ["old"]))
+    one.broker.rolling, one.broker.shards, one.broker.members = None, [], []
+    one.rolling._outcome = "2 shards restarted", ""
+
+    async def ask(_command: object, _spoken: object) -> str:
+        raise successor.Unfit("it is no gnatswarm")
+
+    monkeypatch.setattr(successor, "ask", ask)
+    text, problem = await (
+        one.rolling.restart(lambda text: None, 0.0)
+        if what == "restart"
+        else one.rolling.upgrade("/new", lambda text: None, 0.0)
+    )
+    assert not text and problem
+    text, problem = await one.rolling.follow(lambda text: None)
+    assert not text and problem.startswith("nothing is under way")
