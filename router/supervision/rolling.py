@@ -283,6 +283,8 @@ class Rolling:
             self._tell("the router makes room for its successor")
             log.info("Making room for the router of %s", " ".join(rolling.command))
             await asyncio.sleep(POLL_S)  # the operator hears it
+            if self._is_ending:  # the next router could not finish that
+                raise RollingFailed("the broker is shutting down")
             keeper.make_room(rolling.command)
         shards = self._broker.shards[: rolling.shards]
         await self._wait(lambda: all(shard.state.is_accepting for shard in shards), shards[0], PROVEN_WITHIN_S)

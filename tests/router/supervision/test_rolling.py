@@ -246,3 +246,28 @@ async def test_who_asks_again_does_not_hear_of_the_one_before(what: str, monkeyp
     assert not text and problem
     text, problem = await one.rolling.follow(lambda text: None)
     assert not text and problem.startswith("nothing is under way")
+
+
+@pytest.mark.parametrize("why", ["is_stopping", "is_leaving", ""])
+async def test_the_router_makes_no_room_where_the_broker_is_told_to_end_just_then(
+    why: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Its shards would be killed where they are to close their clients."""
+    one = Ending(RollingRecord(2, ["old"], ["/new"], stage=ROUTER))
+    made_room: list[object] = []
+    one.broker.keeper.make_room = made_room.append
+    one.broker.keeper.taken_over = lambda: None
+    one.rolling._commands.note_rolling = lambda rolling: None  # type: ignore[method-assign]
+
+    async def sleep(_seconds: float) -> None:
+        if why:
+            setattr(one.broker, why, True)  # a signal comes while the operator is told
+
+    monkeypatch.setattr("gnatswarm.router.supervision.rolling.asyncio.sleep", sleep)
+    if why:
+        with pytest.raises(RollingFailed, match="the broker is shutting down"):
+            await one.rolling._roll()
+    else:
+        await one.rolling._roll_router(one.broker.rolling)
+    assert made_room == ([] if why else [["/new"]])
+    assert not one.ended
