@@ -218,6 +218,8 @@ class Rolling:
     async def _roll_all(self) -> str:
         rolling = self._broker.rolling
         assert rolling is not None
+        if self._is_ending:  # as another router finds it, whose broker ends before it has begun
+            raise RollingFailed("the broker is shutting down")
         began = time.monotonic()
         if rolling.stage == SHARDS:
             rolling = await self._roll_shards(rolling)

@@ -271,3 +271,12 @@ async def test_the_router_makes_no_room_where_the_broker_is_told_to_end_just_the
         await one.rolling._roll_router(one.broker.rolling)
     assert made_room == ([] if why else [["/new"]])
     assert not one.ended
+
+
+async def test_a_router_that_comes_back_to_a_broker_that_ends_does_not_go_back_to_the_version_before():
+    """The new one ended in lame duck mode, not because it was unfit; and all that could be changed is closed."""
+    one = Ending(RollingRecord(2, ["old"], ["/new"], stage=ROUTER))
+    one.broker.keeper.unfit, one.broker.is_leaving = "exit code 0", True
+    with pytest.raises(RollingFailed, match="the broker is shutting down"):
+        await one.rolling._roll()
+    assert not one.ended
