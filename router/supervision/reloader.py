@@ -51,7 +51,7 @@ class ReloadOutcome(msgspec.Struct, frozen=True):
 
     refused: tuple[str, ...] = ()
     answer: ReloadAnswer = msgspec.field(default_factory=ReloadAnswer)
-    is_late: bool = False  # a shard has not confirmed it in time
+    is_late: bool = False  # a shard has not confirmed it in time, as `answer` says, too
 
 
 class Reloader:
@@ -104,12 +104,22 @@ class Reloader:
         holdings = self._broker.holdings
         while not outcome.refused and not (self._echo.is_complete and holdings.is_answered):
             if time.monotonic() > give_up_at:
-                return msgspec.structs.replace(outcome, is_late=not self._echo.is_complete)
+                return self._late(outcome)
             await asyncio.sleep(POLL_S)
         if outcome.refused or not holdings.are_options_late:
             return outcome
         answer = msgspec.structs.replace(outcome.answer, problems=(*outcome.answer.problems, NOT_KEPT))
         return msgspec.structs.replace(outcome, answer=answer)
+
+    def _late(self, outcome: ReloadOutcome) -> ReloadOutcome:
+        """It has been applied: each shard has been told, and will take it, or its next process will."""
+        names = [one.name.lower() for one in self._broker.members if one.number in self._echo.awaited]
+        if not names:
+            return outcome
+        have = "has" if len(names) == 1 else "have"
+        late = f"{', '.join(names)} {have} not taken the new options yet, which hold everywhere else"
+        answer = msgspec.structs.replace(outcome.answer, problems=(*outcome.answer.problems, late))
+        return msgspec.structs.replace(outcome, answer=answer, is_late=True)
 
     def _turn(self) -> asyncio.Task[ReloadOutcome]:
         """The next one, which has not read anything yet."""

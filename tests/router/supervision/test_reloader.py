@@ -49,7 +49,10 @@ class Router:
     steps: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.shards = [SimpleNamespace(number=0, process=object()), SimpleNamespace(number=1, process=None)]
+        self.shards = [
+            SimpleNamespace(number=0, name="Shard 0", process=object()),
+            SimpleNamespace(number=1, name="Shard 1", process=None),
+        ]
         self.notifier = SimpleNamespace(
             reloading=lambda: self.steps.append("reloading"),
             reloaded=lambda why="": self.steps.append(f"reloaded: {why}"),
@@ -334,7 +337,10 @@ async def test_who_asks_is_told_when_it_holds_on_every_shard() -> None:
 
 async def test_who_asks_is_told_that_a_shard_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reloader_module, "CONFIRMED_WITHIN_S", 0.0)
-    assert (await Router(Options()).reloader(lambda _: Options(auth_token="t")).reload_everywhere()).is_late
+    outcome = await Router(Options()).reloader(lambda _: Options(auth_token="t")).reload_everywhere()
+    assert outcome.is_late and not outcome.refused
+    assert [change.field for change in outcome.answer.changes] == ["auth_token"]
+    assert outcome.answer.problems == ("shard 0 has not taken the new options yet, which hold everywhere else",)
 
 
 async def test_that_the_keeper_has_no_room_for_the_options_is_answered() -> None:
