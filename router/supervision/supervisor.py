@@ -577,6 +577,7 @@ class Supervisor:
         try:
             self._broker.listener_groups.grow_to(wanted)
         except OSError as error:
+            self._broker.listener_groups.shrink_to(self._broker.wanted)  # nobody would accept on those that are open
             return f"cannot open another listener: {error.strerror}"
         log.info("Scaling from %d to %d shards", self._broker.wanted, wanted)
         self._want(wanted)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import resource
@@ -687,3 +688,21 @@ def test_a_shard_whose_start_failed_half_way_is_started_again_at_its_deadline(mo
     supervisor._deliver(shard, TimePassed())
     assert "spawn" in done
     assert shard.state.phase is Phase.STARTING and shard.state.last_reason == "it was not ready within 30 s"
+
+
+def test_listeners_of_shards_that_cannot_be_added_are_closed() -> None:
+    """Where connections cannot be steered, the kernel would have some wait there for ever."""
+    shard = SupervisedShard(0, is_founder=True)
+    shard.state = ShardState(phase=Phase.READY, is_wanted=True)
+    broker = a_broker_of(shard, [])
+    shrunk: list[int] = []
+
+    def grow_to(_shards: int) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    broker.wanted, broker.most_shards, broker.options = 1, 8, Options()
+    broker.listener_groups = SimpleNamespace(grow_to=grow_to, shrink_to=shrunk.append)
+    nothing: Any = None
+    supervisor = Supervisor(broker, notifier=nothing, audience=nothing)
+    assert supervisor.scale(4) == "cannot open another listener: Too many open files"
+    assert shrunk == [1] and broker.wanted == 1
