@@ -517,7 +517,12 @@ class Supervisor:
         self._broker.is_stopping = True
         self._standby.discard()
         log.info("Initiating Shutdown...")
-        self._audience.on_stopping()
+        try:
+            self._audience.on_stopping()
+        finally:  # the shards stop, whatever else could not be told
+            self._stop_members()
+
+    def _stop_members(self) -> None:
         # No new connections, before any shard closes its clients: they would come back to another one.
         if self._handoff is not None:
             self._handoff.close()
@@ -536,7 +541,13 @@ class Supervisor:
         self._standby.discard()  # it holds the ports of other servers
         self._remember()
         log.info("Entering lame duck mode, stop accepting new clients")
-        self._audience.on_lame_duck()
+        try:
+            self._audience.on_lame_duck()
+        finally:
+            self._dismiss_members()
+
+    def _dismiss_members(self) -> None:
+        """Refuse new connections, and have every shard leave."""
         if self._handoff is not None:
             self._handoff.close()
             self._handoff = None

@@ -23,7 +23,7 @@ from gnatswarm.router.supervision.broker import SupervisedShard
 from gnatswarm.router.supervision.descriptors import needed
 from gnatswarm.router.supervision.supervision import Phase, ShardState, TimePassed
 from gnatswarm.router.supervision.supervisor import Supervisor
-from gnatswarm.shards.boundary.control import HasHeadroom, Stop
+from gnatswarm.shards.boundary.control import HasHeadroom, LameDuck, Stop
 from tests.router.routers import DEADLINE_S, Dialled, Router, dial, option_tree, pause, wait_until
 from tests.support.servers import wait_pids_gone
 
@@ -706,3 +706,26 @@ def test_listeners_of_shards_that_cannot_be_added_are_closed() -> None:
     supervisor = Supervisor(broker, notifier=nothing, audience=nothing)
     assert supervisor.scale(4) == "cannot open another listener: Too many open files"
     assert shrunk == [1] and broker.wanted == 1
+
+
+@pytest.mark.parametrize("what", ["stop", "lame duck"])
+def test_shards_are_told_to_end_although_somebody_else_could_not_be_told(what: str) -> None:
+    """Nothing could end the broker any more: it is stopping already."""
+    shard = SupervisedShard(0, is_founder=True)
+    shard.state = ShardState(phase=Phase.READY, is_wanted=True)
+    said: list[object] = []
+    process: Any = SimpleNamespace(boot_id="b", send=said.append)
+    shard.process = process
+    broker = a_broker_of(shard, [])
+    closed: list[str] = []
+    broker.listener_groups = SimpleNamespace(
+        refuse=lambda: closed.append("refused"), close=lambda: closed.append("closed"), steer=lambda numbers: None
+    )
+    broker.hold, broker.options = lambda more: None, Options()
+    notifier: Any = SimpleNamespace(observe=lambda *_states, **_named: None)
+    audience: Any = SimpleNamespace(on_stopping=lambda: 1 // 0, on_lame_duck=lambda: 1 // 0)
+    supervisor = Supervisor(broker, notifier=notifier, audience=audience)
+    with pytest.raises(ZeroDivisionError):
+        supervisor.stop(0) if what == "stop" else supervisor.become_lame_duck()
+    assert closed == ["refused" if what == "stop" else "closed"]
+    assert any(isinstance(message, Stop if what == "stop" else LameDuck) for message in said)
