@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -368,3 +369,45 @@ async def test_that_the_keeper_has_no_room_for_the_options_is_answered() -> None
     outcome = await asked
     assert not outcome.refused and not outcome.is_late
     assert outcome.answer.problems == (reloader_module.NOT_KEPT,)
+
+
+async def test_a_configuration_that_is_not_read_in_time_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As from a file server that is gone: whoever asks is told, and a restart may begin."""
+    monkeypatch.setattr(reloader_module, "READ_WITHIN_S", 0.0)
+    router = Router(before := Options())
+    may_go_on = threading.Event()
+
+    def reparse(_: Options) -> Options:
+        assert may_go_on.wait(20)
+        return Options(auth_token="t")
+
+    reloader = router.reloader(reparse)
+    first = asyncio.create_task(reloader.reload())
+    for _ in range(2):
+        assert (await reloader.reload_everywhere()).refused == (reloader_module.NOT_READ,)
+    await until(lambda: not reloader.is_under_way)
+    assert gc.isenabled()
+    router.rolling = object()
+    may_go_on.set()
+    assert (await first).refused == ("a restart is under way: try again when it is over",)
+    await until(lambda: router.steps.count("reloading") == 2 and reloader._present is None)
+    assert router.options is before
+
+
+async def test_a_configuration_that_is_read_late_is_applied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reloader_module, "READ_WITHIN_S", 0.0)
+    router = Router(Options())
+    may_go_on = threading.Event()
+
+    def reparse(_: Options) -> Options:
+        assert may_go_on.wait(20)
+        return Options(auth_token="t")
+
+    reloader = router.reloader(reparse)
+    assert (await reloader.reload_everywhere()).refused
+    await until(lambda: not reloader.is_under_way)
+    may_go_on.set()
+    await until(lambda: router.options == Options(auth_token="t"))
+    assert reloader.is_under_way  # until the shards have confirmed it
+    router.echo.on_reloaded(0, 1)
+    await until(lambda: not reloader.is_under_way)
