@@ -110,9 +110,9 @@ class Clock:
         self.now_s = 0.0
         self.stands_still_s = 0.0  # the router does not run for so long, once
         monkeypatch.setattr("gnatswarm.router.supervision.rolling.time", SimpleNamespace(monotonic=lambda: self.now_s))
-        monkeypatch.setattr("gnatswarm.router.supervision.rolling.asyncio.sleep", self.sleep)
+        monkeypatch.setattr("gnatswarm.router.supervision.rolling.asyncio.sleep", self.pass_by)
 
-    async def sleep(self, seconds: float) -> None:
+    async def pass_by(self, seconds: float) -> None:
         self.now_s += seconds + self.stands_still_s
         self.stands_still_s = 0.0
 
@@ -191,12 +191,12 @@ async def test_an_additional_shard_is_not_blamed_for_time_in_which_the_router_di
     spare = one.broker.shards[2]
     clock.stands_still_s = 60.0
 
-    async def sleep(seconds: float) -> None:
+    async def pass_by(seconds: float) -> None:
         if clock.now_s > 60.0:  # its end is heard with the second look
             spare.state = ShardState(phase=Phase.STOPPED)
-        await clock.sleep(seconds)
+        await clock.pass_by(seconds)
 
-    monkeypatch.setattr("gnatswarm.router.supervision.rolling.asyncio.sleep", sleep)
+    monkeypatch.setattr("gnatswarm.router.supervision.rolling.asyncio.sleep", pass_by)
     await one.rolling._wait_left(spare)
 
 
@@ -259,11 +259,11 @@ async def test_the_router_makes_no_room_where_the_broker_is_told_to_end_just_the
     one.broker.keeper.taken_over = lambda: None
     one.rolling._commands.note_rolling = lambda rolling: None  # type: ignore[method-assign]
 
-    async def sleep(_seconds: float) -> None:
+    async def pass_by(_seconds: float) -> None:
         if why:
             setattr(one.broker, why, True)  # a signal comes while the operator is told
 
-    monkeypatch.setattr("gnatswarm.router.supervision.rolling.asyncio.sleep", sleep)
+    monkeypatch.setattr("gnatswarm.router.supervision.rolling.asyncio.sleep", pass_by)
     if why:
         with pytest.raises(RollingFailed, match="the broker is shutting down"):
             await one.rolling._roll()
