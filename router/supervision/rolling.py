@@ -210,6 +210,9 @@ class Rolling:
             # Who cannot prove itself is ended by the keeper, and the router before goes back.
             if left is None or self._is_ending or is_on_trial:
                 raise
+            if left.stage == KEEPER:  # all the others are replaced, and start shards of their version
+                self._commands.note_rolling(None)
+                raise
             self._commands.end_rolling(LEAVE_WITHIN_S)  # or nothing else could ever be changed
             if isinstance(error, RollingFailed) and left.stage == ROUTER:
                 raise RollingFailed(f"{error}. The shards are of {' '.join(left.command)}, the router is not") from None
