@@ -269,7 +269,8 @@ class RouterProcess:
     def reload(self, **changes: Unpack[Keywords]) -> list[Change]:
         """Change options of the running broker; returns the changes. ConfigError, BrokerFailed: nothing was changed.
 
-        Options that only a start can change are refused; the text names all of them.
+        BrokerFailed that says that the rest is in effect: only what it names is not, or not yet. Options that only a
+        start can change are refused; the text names all of them.
         """
         with self._changing:
             given = self._given | dict(changes)
@@ -291,7 +292,7 @@ class RouterProcess:
                 self._ports["websocket"] = {**block, "port": held["port"]}
         assert answer is not None
         if answer.problems:
-            raise BrokerFailed("\n".join((*answer.problems, "the other options were changed")))
+            raise BrokerFailed("\n".join((*answer.problems, "the rest is in effect")))
         return list(answer.changes)
 
     # ---- state

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from gnatswarm.broker.options import Options
 from gnatswarm.router.listening.inherited import Inherited, InheritedListeners
-from gnatswarm.router.listening.listeners import Ports
+from gnatswarm.router.listening.listeners import ListeningSockets, Ports
 from gnatswarm.router.listening.steering import Steering
 
 log = logging.getLogger("gnatswarm.router")
@@ -97,13 +97,11 @@ class ListenerGroups:
             self._websocket_steering.choose([shard for shard in shards if shard < len(self.websocket.sockets)])
 
     def grow_to(self, shards: int) -> None:
-        """Open listeners for this many shards. OSError when descriptors run out."""
+        """Open listeners for this many shards. OSError when descriptors run out: shrink_to() is due then."""
         if not self._is_handoff:
-            self.clients.grow_to(shards)
-            self.steering.choose(self.steering.chosen)  # nobody waits in the queue of one that is not ready
+            _grow(self.clients, self.steering, shards)
         if self.websocket:
-            self.websocket.grow_to(shards)
-            self._websocket_steering.choose(self._websocket_steering.chosen)
+            _grow(self.websocket, self._websocket_steering, shards)
 
     def grow_if_steered(self, shards: int) -> None:
         """Open listeners for a shard that runs for a while, where no connection can be lost with them.
@@ -132,3 +130,11 @@ class ListenerGroups:
     def close(self) -> None:
         """Close all listeners; shards still hold copies until they exit."""
         self._ports.close()
+
+
+def _grow(listeners: ListeningSockets, steering: Steering, shards: int) -> None:
+    """OSError: not all of them are open."""
+    try:
+        listeners.grow_to(shards)
+    finally:
+        steering.choose(steering.chosen)  # nobody waits in the queue of one that is not ready

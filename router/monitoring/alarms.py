@@ -148,8 +148,12 @@ class Alarms:
             self._asking.cancel()
 
     def _tick(self) -> None:
-        is_serving = self._look()
-        self._timer = asyncio.get_running_loop().call_later(INTERVAL_S if is_serving else STARTING_S, self._tick)
+        next_s = INTERVAL_S
+        try:
+            if not self._look():
+                next_s = STARTING_S
+        finally:  # a look that fails must not be the last one
+            self._timer = asyncio.get_running_loop().call_later(next_s, self._tick)
 
     def refresh(self) -> None:
         """Look now, unless that was done within the last second, or they are not watched at all."""

@@ -20,7 +20,7 @@ log = logging.getLogger("gnatswarm.stats")
 
 
 def note_gap(page: Page, process: ShardProcess, server_id: str, directory: str, reason: str) -> threading.Thread | None:
-    """Write the row in a thread, because a disk may be slow. None: nothing is missing, no row is written."""
+    """Write the row in a thread, because a disk may be slow. None: nothing is missing, or no row can be written."""
     until_us, missing = page.unrecorded(process.shard)
     if not any(missing):
         return None
@@ -44,7 +44,11 @@ def note_gap(page: Page, process: ShardProcess, server_id: str, directory: str, 
         **dict(zip(names, missing, strict=True)),
     )
     thread = threading.Thread(target=_write, args=(directory, row), name="gap row")
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError as error:  # there may be no more threads
+        log.error("Statistics: no gap row for shard %d: %s", process.shard, error)
+        return None
     return thread
 
 

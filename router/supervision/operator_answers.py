@@ -258,8 +258,6 @@ class OperatorAnswers:
         outcome = await self._reloader.reload_everywhere()
         if outcome.refused:
             return Reply(error="\n".join(outcome.refused))
-        if outcome.is_late:
-            return Reply(error="a shard has not taken the new options yet; `gnatswarm status` says which")
         return Reply(reload=outcome.answer)
 
     async def _disconnect(self, first_cid: int) -> Reply:

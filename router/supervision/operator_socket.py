@@ -293,7 +293,11 @@ class OperatorServer:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # (nested too deeply)
             return Reply(error=f"not a request: {error}")
         assert self._answer is not None
-        return await self._answer(request, say)
+        try:
+            return await self._answer(request, say)
+        except Exception as error:  # which nobody expected; who hears nothing would take it for the router's end
+            log.critical("%s could not be answered", type(request).__name__, exc_info=True)
+            return Reply(error=f"an unexpected error, the log says more: {error!a}")
 
 
 async def _request_line(reader: asyncio.StreamReader) -> bytes:

@@ -27,6 +27,11 @@ class ReloadEcho:
         """Whether every shard has confirmed."""
         return not self._awaited
 
+    @property
+    def awaited(self) -> frozenset[int]:
+        """The shards that have not."""
+        return frozenset(self._awaited)
+
     def expect(self, shards: set[int], generation: int, digest: str = "") -> None:
         """Begin a reload: wait for confirmations of these shards. `digest`: of the configuration; "": not logged."""
         self._awaited = shards

@@ -41,6 +41,10 @@ _Result = TypeVar("_Result")
 # From its being applied. Less than a command waits for its reply.
 CONFIRMED_WITHIN_S = 10.0
 POLL_S = 0.002
+# A configuration takes seconds with ten thousands of users. One that takes longer comes from a pipe, or a file server
+# that is gone, and may never end: who asks is told so, and a restart is not refused because of it.
+READ_WITHIN_S = 20.0
+NOT_READ = "the new one has not been read yet; when it has, it is applied, and the log says so"
 NOT_KEPT = (
     "the main process has no descriptor left to keep the new options: until it has, shards get those of before if the"
     " router dies"
@@ -52,7 +56,7 @@ class ReloadOutcome(msgspec.Struct, frozen=True):
 
     refused: tuple[str, ...] = ()
     answer: ReloadAnswer = msgspec.field(default_factory=ReloadAnswer)
-    is_late: bool = False  # a shard has not confirmed it in time
+    is_late: bool = False  # a shard has not confirmed it in time, as `answer` says, too
 
 
 class Reloader:
@@ -84,11 +88,16 @@ class Reloader:
         self._warnings = warnings
         self._present: asyncio.Task[ReloadOutcome] | None = None  # reads the configuration, and applies it
         self._next: asyncio.Task[ReloadOutcome] | None = None  # begins when that is over
+        self._is_slow = False  # the configuration has not been read in READ_WITHIN_S
 
     @property
     def is_under_way(self) -> bool:
-        """Whether one is being read or waits, or shards have not confirmed the last one."""
-        return self._present is not None or self._next is not None or not self._echo.is_complete
+        """Whether one is being read or waits, or shards have not confirmed the last one.
+
+        One that is slow does not count: it is not applied where something else has begun.
+        """
+        is_reading = (self._present is not None or self._next is not None) and not self._is_slow
+        return is_reading or not self._echo.is_complete
 
     def begin(self) -> None:
         """Reload, for who does not wait for the outcome: the log has it."""
@@ -99,18 +108,35 @@ class Reloader:
         return await asyncio.shield(self._turn())
 
     async def reload_everywhere(self) -> ReloadOutcome:
-        """Reload, and wait until it holds on every shard and is kept for another router, at most CONFIRMED_WITHIN_S."""
-        outcome = await self.reload()
+        """Reload, and wait until it holds on every shard and is kept for another router, at most CONFIRMED_WITHIN_S.
+
+        One that is not read in READ_WITHIN_S is answered as refused, and goes on.
+        """
+        try:
+            async with asyncio.timeout(READ_WITHIN_S):
+                outcome = await self.reload()
+        except TimeoutError:
+            return ReloadOutcome((NOT_READ,))
         give_up_at = time.monotonic() + CONFIRMED_WITHIN_S
         holdings = self._broker.holdings
         while not outcome.refused and not (self._echo.is_complete and holdings.is_answered):
             if time.monotonic() > give_up_at:
-                return msgspec.structs.replace(outcome, is_late=not self._echo.is_complete)
+                return self._late(outcome)
             await asyncio.sleep(POLL_S)
         if outcome.refused or not holdings.are_options_late:
             return outcome
         answer = msgspec.structs.replace(outcome.answer, problems=(*outcome.answer.problems, NOT_KEPT))
         return msgspec.structs.replace(outcome, answer=answer)
+
+    def _late(self, outcome: ReloadOutcome) -> ReloadOutcome:
+        """It has been applied: each shard has been told, and will take it, or its next process will."""
+        names = [one.name.lower() for one in self._broker.members if one.number in self._echo.awaited]
+        if not names:
+            return outcome
+        have = "has" if len(names) == 1 else "have"
+        late = f"{', '.join(names)} {have} not taken the new options yet, which hold everywhere else"
+        answer = msgspec.structs.replace(outcome.answer, problems=(*outcome.answer.problems, late))
+        return msgspec.structs.replace(outcome, answer=answer, is_late=True)
 
     def _turn(self) -> asyncio.Task[ReloadOutcome]:
         """The next one, which has not read anything yet."""
@@ -157,6 +183,7 @@ class Reloader:
         why = self._objection()
         if why:
             return self._refused(why)
+        slow = asyncio.get_running_loop().call_later(READ_WITHIN_S, self._on_slow)
         try:
             options, users = await _in_thread(partial(_read, self._reparse, self._broker.options))
         except ConfigError as error:
@@ -165,8 +192,16 @@ class Reloader:
         except (ListenError, OSError, ValueError) as error:
             log.error("Failed to reload server configuration: %s", error)
             return ReloadOutcome(tuple(str(error).splitlines()) or (type(error).__name__,))
+        finally:
+            slow.cancel()
+            self._is_slow = False
         why = self._objection()  # the broker has gone on meanwhile
         return self._refused(why) if why else self._apply(options, users)
+
+    def _on_slow(self) -> None:
+        self._is_slow = True
+        gc.enable()
+        log.warning("Reload: the configuration has not been read within %.0f s; waiting for it", READ_WITHIN_S)
 
     def _objection(self) -> str:
         """Why nothing is reloaded now; "": nothing stands against it."""
@@ -260,8 +295,6 @@ async def _in_thread(read: Callable[[], _Result]) -> _Result:
 
     def run() -> None:
         found: tuple[_Result | None, BaseException | None]
-        # Reading makes many objects and little garbage, and all threads wait while the collector looks at them.
-        gc.disable()
         try:
             found = read(), None
         except BaseException as error:
@@ -271,8 +304,11 @@ async def _in_thread(read: Callable[[], _Result]) -> _Result:
         with contextlib.suppress(RuntimeError):  # the broker has ended, and its loop
             loop.call_soon_threadsafe(settle, *found)
 
+    # Reading makes many objects and little garbage, and all threads wait while the collector looks at them.
+    gc.disable()
     try:
         threading.Thread(target=run, name="reload", daemon=True).start()
     except RuntimeError:  # there may be no more threads
+        gc.enable()
         return read()
     return await done

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("gnatswarm.router")
 
 POLL_S = 0.02
+# A look that comes so late has not been late alone: the router did not run, and nobody is blamed for that time.
+LONGEST_PAUSE_S = 0.5
 # An operator hears that often at least that it goes on. Less than a command waits for the next line.
 SAY_EVERY_S = 5.0
 # A shard may take so long for its clients, and longer with many: they move in less than half of it, at up to 1,000 a
@@ -43,6 +45,8 @@ GATEWAY_LEAVES_WITHIN_S = 1.0
 # A new router has taken over the shards, the keeper has become the new program.
 PROVEN_WITHIN_S = 15.0
 RENEWED_WITHIN_S = 30.0
+
+_NOT_ENDED = "", "nothing is under way; the log says how the last restart or upgrade has ended"
 
 Say = Callable[[str], None]
 
@@ -60,7 +64,7 @@ class Rolling:
         self._own = list(own)
         self._task: asyncio.Task[str] | None = None
         self._is_asking = False  # a program whether it can take over
-        self._outcome = "", "nothing is under way; the log says how the last restart or upgrade has ended"
+        self._outcome = _NOT_ENDED
         self._say: Say = lambda text: None
         self._said_at = 0.0
 
@@ -83,11 +87,11 @@ class Rolling:
 
     async def _objection_of_started(self) -> str:
         """As objection(), once those serve that start already, as the gateway does when a broker has just begun."""
-        give_up_at = time.monotonic() + BOOT_DEADLINE_S
-        while time.monotonic() < give_up_at:
+        left_s = BOOT_DEADLINE_S
+        while left_s > 0:
             if not any(one.state.phase in (Phase.STARTING, Phase.LINKED) for one in self._broker.members):
                 break
-            await asyncio.sleep(POLL_S)
+            left_s -= await _pause()
         return self.objection()
 
     async def restart(self, say: Say, relay_s: float) -> tuple[str, str]:
@@ -99,6 +103,7 @@ class Rolling:
         why = await self._objection_of_started()
         if why:
             return "", why
+        self._outcome = _NOT_ENDED
         broker = self._broker
         old = [one.process.boot_id for one in broker.members if one.process is not None]
         why = self._commands.begin_rolling(RollingRecord(broker.wanted, old, relay_s=relay_s))
@@ -111,6 +116,7 @@ class Rolling:
         why = await self._objection_of_started()
         if why:
             return "", why
+        self._outcome = _NOT_ENDED  # or who has to ask again would hear of the last one
         command = [executable] if executable else self._own
         self._is_asking = True
         try:
@@ -139,15 +145,15 @@ class Rolling:
         processes = f"{len(waiting)} process{'es' if len(waiting) > 1 else ''} of before"
         clients = self._commands.end_relays()
         say(f"{processes}: {clients} client{'' if clients == 1 else 's'} with TLS told to reconnect")
-        said_at, give_up_at = time.monotonic(), time.monotonic() + END_WITHIN_S + LEAVE_WITHIN_S
+        said_at, left_s = time.monotonic(), END_WITHIN_S + LEAVE_WITHIN_S
         while any(id(one) in waiting for one in broker.relays):
             now = time.monotonic()
-            if now >= give_up_at:
+            if left_s <= 0:
                 return "", f"{processes}: not ended yet; `gnatswarm status` shows who is left"
             if now - said_at >= SAY_EVERY_S:
                 said_at = now
                 say(f"{sum(one.clients for one in broker.relays)} clients have not left")
-            await asyncio.sleep(POLL_S)
+            left_s -= await _pause()
         return f"{processes} {'have' if len(waiting) > 1 else 'has'} ended", ""
 
     async def follow(self, say: Say) -> tuple[str, str]:
@@ -160,8 +166,11 @@ class Rolling:
 
     def go_on(self) -> None:
         """Finish what a router that has died had begun; nothing where it had not."""
-        if self._broker.rolling is not None:
-            log.info("The rolling %s goes on", "upgrade" if self._broker.rolling.command else "restart")
+        rolling = self._broker.rolling
+        if rolling is None or rolling.stage != ROUTER:
+            self._broker.keeper.is_successor = False  # of its version one has proven itself before
+        if rolling is not None:
+            log.info("The rolling %s goes on", "upgrade" if rolling.command else "restart")
             self._start(log.info)
 
     async def _carry_out(self, say: Say) -> tuple[str, str]:
@@ -187,13 +196,33 @@ class Rolling:
             self._outcome = task.result(), ""
             log.info("%s", task.result())
         else:
+            self._outcome = "", f"an unexpected error has ended it, the log says more: {error!a}"
             raise error
 
     # ---- the steps; each may find that it has been done
 
     async def _roll(self) -> str:
+        try:
+            return await self._roll_all()
+        except Exception as error:
+            left = self._broker.rolling
+            is_on_trial = left is not None and left.stage == ROUTER and self._broker.keeper.is_successor
+            # Who cannot prove itself is ended by the keeper, and the router before goes back.
+            if left is None or self._is_ending or is_on_trial:
+                raise
+            if left.stage == KEEPER:  # all the others are replaced, and start shards of their version
+                self._commands.note_rolling(None)
+                raise
+            self._commands.end_rolling(LEAVE_WITHIN_S)  # or nothing else could ever be changed
+            if isinstance(error, RollingFailed) and left.stage == ROUTER:
+                raise RollingFailed(f"{error}. The shards are of {' '.join(left.command)}, the router is not") from None
+            raise
+
+    async def _roll_all(self) -> str:
         rolling = self._broker.rolling
         assert rolling is not None
+        if self._is_ending:  # as another router finds it, whose broker ends before it has begun
+            raise RollingFailed("the broker is shutting down")
         began = time.monotonic()
         if rolling.stage == SHARDS:
             rolling = await self._roll_shards(rolling)
@@ -259,6 +288,8 @@ class Rolling:
             self._tell("the router makes room for its successor")
             log.info("Making room for the router of %s", " ".join(rolling.command))
             await asyncio.sleep(POLL_S)  # the operator hears it
+            if self._is_ending:  # the next router could not finish that
+                raise RollingFailed("the broker is shutting down")
             keeper.make_room(rolling.command)
         shards = self._broker.shards[: rolling.shards]
         await self._wait(lambda: all(shard.state.is_accepting for shard in shards), shards[0], PROVEN_WITHIN_S)
@@ -273,9 +304,9 @@ class Rolling:
         keeper = self._broker.keeper
         self._tell("the keeper becomes the new program")
         keeper.renew(rolling.command)
-        give_up_at = time.monotonic() + RENEWED_WITHIN_S
-        while keeper.renewed is None and time.monotonic() < give_up_at:  # noqa: ASYNC110
-            await asyncio.sleep(POLL_S)
+        left_s = RENEWED_WITHIN_S
+        while keeper.renewed is None and left_s > 0:
+            left_s -= await _pause()
         why = "it does not answer" if keeper.renewed is None else keeper.renewed.error
         if not why:
             self._broker.command = self._broker.own_command = []
@@ -325,13 +356,13 @@ class Rolling:
         """Until its next process is ready. RollingFailed: none will be, and the present one serves on."""
         for _ in range(BOOT_ATTEMPTS):
             self._commands.prepare_gateway()
-            give_up_at = time.monotonic() + BOOT_DEADLINE_S
+            left_s = BOOT_DEADLINE_S
             while (readiness := self._commands.gateway_readiness) is Readiness.PENDING:
                 if self._is_ending:
                     raise RollingFailed("the broker is shutting down")
-                if time.monotonic() >= give_up_at:
+                if left_s <= 0:
                     break
-                await asyncio.sleep(POLL_S)
+                left_s -= await _pause()
             if readiness is Readiness.READY:
                 return
             if readiness is Readiness.PENDING:
@@ -348,24 +379,24 @@ class Rolling:
     async def _wait(
         self, is_so: Callable[[], bool], shard: SupervisedShard, within_s: float, *, is_start: bool = False
     ) -> None:
-        give_up_at = time.monotonic() + within_s
+        left_s = within_s
         most_starts = shard.state.starts + BOOT_ATTEMPTS
         while not is_so():
             if self._is_ending:
                 raise RollingFailed("the broker is shutting down")
-            state, now = shard.state, time.monotonic()
+            state = shard.state
             # One that dies on its way is started again; one that dies often would die for ever.
             would_fail_again = state.fatal_reason or state.starts >= most_starts
             is_down = state.phase is Phase.STOPPED or (state.phase is Phase.BACKING_OFF and would_fail_again)
             cannot = is_start and is_down
-            if cannot or now >= give_up_at:
+            if cannot or left_s <= 0:
                 why = f": {state.fatal_reason or state.last_reason}" if cannot else f" within {within_s:.0f} s"
                 what = "does not serve" if is_start else "has not left"
                 raise RollingFailed(f"{shard.name.lower()} {what}{why}; the other shards serve on")
-            if now - self._said_at >= SAY_EVERY_S:
+            if time.monotonic() - self._said_at >= SAY_EVERY_S:
                 n = self._connections(shard)
                 self._tell(f"{shard.name.lower()} is {state.phase.value}, with {n} client{'' if n == 1 else 's'}")
-            await asyncio.sleep(POLL_S)
+            left_s -= await _pause()
 
     async def _wait_left(self, spare: SupervisedShard) -> None:
         within_s = self._leave_within_s(spare) + 2 * LEAVE_MARGIN_S
@@ -385,6 +416,13 @@ class Rolling:
     def _tell(self, text: str) -> None:
         self._said_at = time.monotonic()
         self._say(text)
+
+
+async def _pause() -> float:
+    """Let others run for a moment; returns how much of a limit that was."""
+    began = time.monotonic()
+    await asyncio.sleep(POLL_S)
+    return min(time.monotonic() - began, LONGEST_PAUSE_S)
 
 
 def _is_new(shard: SupervisedShard, rolling: RollingRecord) -> bool:

@@ -83,7 +83,7 @@ async def ask(command: Sequence[str], spoken: Mapping[str, int]) -> str:
         )
     try:
         answer = msgspec.json.decode(said, type=Answer)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise Unfit(f"{shown} is no gnatswarm that can take over: it did not say which formats it has") from None
     if answer.pid != process.pid:
         raise Unfit(f"{shown} runs gnatswarm as a child of its own; it has to become gnatswarm (`exec`)")

@@ -221,17 +221,19 @@ class Supervisor:
     def _on_exited(self, pid: int, status: int) -> None:
         members = self._broker.members
         shard = next((one for one in members if one.process is not None and one.process.pid == pid), None)
-        if shard is not None and shard.process is not None:
-            # Its last messages may be unread: a Fatal among them is the real reason.
-            shard.process.on_exited()
-            self._deliver(shard, supervision.Exited(exit_text(status)))
-        elif self._relays.on_exited(pid, exit_text(status)):
-            self._remember()
-            self._check_done()
-        else:
-            self._standby.on_exited(pid)
-            self._remove_strange_sockets()
-        self._broker.keeper.forgotten(pid)  # after the record says what follows
+        try:
+            if shard is not None and shard.process is not None:
+                # Its last messages may be unread: a Fatal among them is the real reason.
+                shard.process.on_exited()
+                self._deliver(shard, supervision.Exited(exit_text(status)))
+            elif self._relays.on_exited(pid, exit_text(status)):
+                self._remember()
+                self._check_done()
+            else:
+                self._standby.on_exited(pid)
+                self._remove_strange_sockets()
+        finally:
+            self._broker.keeper.forgotten(pid)  # after the record says what follows
 
     def _tick(self) -> None:
         assert self._loop is not None
@@ -268,8 +270,12 @@ class Supervisor:
     def _deliver(self, shard: SupervisedShard, event: supervision.Event) -> None:
         before = shard.state
         shard.state, actions = supervision.step(shard.state, event, time.monotonic())
-        for action in actions:
-            self._carry_out(shard, action)
+        with contextlib.ExitStack() as rest:  # where one thing fails, the others are done all the same
+            rest.callback(self._on_changed, shard, before)
+            for action in reversed(actions):
+                rest.callback(self._carry_out, shard, action)
+
+    def _on_changed(self, shard: SupervisedShard, before: supervision.ShardState) -> None:
         if shard.state != before:
             if supervision.lasting(shard.state) != supervision.lasting(before):
                 self._remember()
@@ -284,6 +290,8 @@ class Supervisor:
         elif isinstance(action, supervision.Kill):
             if shard.process is not None:
                 shard.process.kill()
+            else:  # its start has failed half way: nobody else would say that it has ended
+                self._deliver(shard, supervision.Exited("it has no process"))
         elif isinstance(action, supervision.Forget):
             self._forget(shard)
         elif isinstance(action, supervision.Release):
@@ -510,7 +518,12 @@ class Supervisor:
         self._broker.is_stopping = True
         self._standby.discard()
         log.info("Initiating Shutdown...")
-        self._audience.on_stopping()
+        try:
+            self._audience.on_stopping()
+        finally:  # the shards stop, whatever else could not be told
+            self._stop_members()
+
+    def _stop_members(self) -> None:
         # No new connections, before any shard closes its clients: they would come back to another one.
         if self._handoff is not None:
             self._handoff.close()
@@ -529,7 +542,13 @@ class Supervisor:
         self._standby.discard()  # it holds the ports of other servers
         self._remember()
         log.info("Entering lame duck mode, stop accepting new clients")
-        self._audience.on_lame_duck()
+        try:
+            self._audience.on_lame_duck()
+        finally:
+            self._dismiss_members()
+
+    def _dismiss_members(self) -> None:
+        """Refuse new connections, and have every shard leave."""
         if self._handoff is not None:
             self._handoff.close()
             self._handoff = None
@@ -570,6 +589,7 @@ class Supervisor:
         try:
             self._broker.listener_groups.grow_to(wanted)
         except OSError as error:
+            self._broker.listener_groups.shrink_to(self._broker.wanted)  # nobody would accept on those that are open
             return f"cannot open another listener: {error.strerror}"
         log.info("Scaling from %d to %d shards", self._broker.wanted, wanted)
         self._want(wanted)

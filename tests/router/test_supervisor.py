@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import resource
@@ -20,9 +21,9 @@ import pytest
 from gnatswarm.broker.options import Options, Sharding
 from gnatswarm.router.supervision.broker import SupervisedShard
 from gnatswarm.router.supervision.descriptors import needed
-from gnatswarm.router.supervision.supervision import Phase, ShardState
+from gnatswarm.router.supervision.supervision import Phase, ShardState, TimePassed
 from gnatswarm.router.supervision.supervisor import Supervisor
-from gnatswarm.shards.boundary.control import HasHeadroom, Stop
+from gnatswarm.shards.boundary.control import HasHeadroom, LameDuck, Stop
 from tests.router.routers import DEADLINE_S, Dialled, Router, dial, option_tree, pause, wait_until
 from tests.support.servers import wait_pids_gone
 
@@ -638,3 +639,93 @@ def test_scaling_down_to_shards_that_do_not_serve_is_refused() -> None:
         "no shard below 1 serves now, so clients could not move there: try again when one does"
     )
     assert broker.wanted == 2
+
+
+def a_broker_of(shard: SupervisedShard, done: list[object]) -> Any:
+    return SimpleNamespace(
+        shards=[shard],
+        members=[shard],
+        relays=[],
+        keeper=SimpleNamespace(forgotten=lambda pid: done.append(("forgotten", pid))),
+        gateway=None,
+        listener_groups=SimpleNamespace(steer=lambda numbers: None),
+        is_serving=True,
+        is_leaving=False,
+        rolling=None,
+        stats_dir="",
+        page=SimpleNamespace(connections=0, forget_connections=lambda number: 0),
+        runtime_files=SimpleNamespace(link_dir="/dev/null/no-directory"),
+        remember=lambda: done.append("remember"),
+    )
+
+
+def test_a_shard_whose_end_could_not_be_told_to_all_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without its next start, a shard would be lost for good, and the broker could not stop."""
+    done: list[object] = []
+    shard = SupervisedShard(0, is_founder=True)
+    shard.state = ShardState(phase=Phase.READY, is_wanted=True, was_ready=True)
+    process: Any = SimpleNamespace(pid=7, boot_id="b", on_exited=lambda: None, close=lambda: None)
+    shard.process = process
+    notifier: Any = SimpleNamespace(observe=lambda *_states, **_named: None)
+    audience: Any = SimpleNamespace(on_shard_gone=lambda number: 1 // 0)
+    supervisor = Supervisor(a_broker_of(shard, done), notifier=notifier, audience=audience)
+    monkeypatch.setattr(supervisor, "_spawn", lambda one: done.append(("spawn", one.number)))
+    with pytest.raises(ZeroDivisionError):
+        supervisor.on_exited(7, signal.SIGKILL)
+    assert done == [("spawn", 0), "remember", ("forgotten", 7)]
+    assert shard.state.phase is Phase.STARTING
+
+
+def test_a_shard_whose_start_failed_half_way_is_started_again_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no process that could be killed, or whose end somebody would tell."""
+    done: list[object] = []
+    shard = SupervisedShard(0, is_founder=True)
+    shard.state = ShardState(phase=Phase.STARTING, is_wanted=True, was_ready=True, deadline=0.0)
+    notifier: Any = SimpleNamespace(observe=lambda *_states, **_named: None)
+    nothing: Any = None
+    supervisor = Supervisor(a_broker_of(shard, done), notifier=notifier, audience=nothing)
+    monkeypatch.setattr(supervisor, "_spawn", lambda one: done.append("spawn"))
+    supervisor._deliver(shard, TimePassed())
+    assert "spawn" in done
+    assert shard.state.phase is Phase.STARTING and shard.state.last_reason == "it was not ready within 30 s"
+
+
+def test_listeners_of_shards_that_cannot_be_added_are_closed() -> None:
+    """Where connections cannot be steered, the kernel would have some wait there for ever."""
+    shard = SupervisedShard(0, is_founder=True)
+    shard.state = ShardState(phase=Phase.READY, is_wanted=True)
+    broker = a_broker_of(shard, [])
+    shrunk: list[int] = []
+
+    def grow_to(_shards: int) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    broker.wanted, broker.most_shards, broker.options = 1, 8, Options()
+    broker.listener_groups = SimpleNamespace(grow_to=grow_to, shrink_to=shrunk.append)
+    nothing: Any = None
+    supervisor = Supervisor(broker, notifier=nothing, audience=nothing)
+    assert supervisor.scale(4) == "cannot open another listener: Too many open files"
+    assert shrunk == [1] and broker.wanted == 1
+
+
+@pytest.mark.parametrize("what", ["stop", "lame duck"])
+def test_shards_are_told_to_end_although_somebody_else_could_not_be_told(what: str) -> None:
+    """Nothing could end the broker any more: it is stopping already."""
+    shard = SupervisedShard(0, is_founder=True)
+    shard.state = ShardState(phase=Phase.READY, is_wanted=True)
+    said: list[object] = []
+    process: Any = SimpleNamespace(boot_id="b", send=said.append)
+    shard.process = process
+    broker = a_broker_of(shard, [])
+    closed: list[str] = []
+    broker.listener_groups = SimpleNamespace(
+        refuse=lambda: closed.append("refused"), close=lambda: closed.append("closed"), steer=lambda numbers: None
+    )
+    broker.hold, broker.options = lambda more: None, Options()
+    notifier: Any = SimpleNamespace(observe=lambda *_states, **_named: None)
+    audience: Any = SimpleNamespace(on_stopping=lambda: 1 // 0, on_lame_duck=lambda: 1 // 0)
+    supervisor = Supervisor(broker, notifier=notifier, audience=audience)
+    with pytest.raises(ZeroDivisionError):
+        supervisor.stop(0) if what == "stop" else supervisor.become_lame_duck()
+    assert closed == ["refused" if what == "stop" else "closed"]
+    assert any(isinstance(message, Stop if what == "stop" else LameDuck) for message in said)

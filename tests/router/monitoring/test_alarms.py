@@ -220,3 +220,25 @@ def test_nothing_is_wrong_with_a_broker_that_starts() -> None:
     starting = Alarms(lambda: facts(shard(0, phase="starting"), is_serving=False), None)  # type: ignore[arg-type]
     assert not starting._look()
     assert starting.document("", 1)["alarms"] == []
+
+
+async def test_after_a_look_that_failed_there_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else no alarm would come any more, and those that fire would fire for ever."""
+    looks: list[bool] = []
+    loop = asyncio.get_running_loop()
+    failed: list[object] = []
+    loop.set_exception_handler(lambda _loop, context: failed.append(context.get("exception")))
+    monkeypatch.setattr(module, "INTERVAL_S", 0.0)
+
+    def gather() -> Facts:
+        looks.append(True)
+        if len(looks) < 3:
+            raise ZeroDivisionError
+        return facts()
+
+    seen = Alarms(gather, None)  # type: ignore[arg-type]
+    with pytest.raises(ZeroDivisionError):
+        seen.start()
+    await until(lambda: len(looks) >= 3)
+    seen.close()
+    assert [type(one) for one in failed] == [ZeroDivisionError]

@@ -73,6 +73,25 @@ async def test_what_is_no_request_is_answered_with_the_reason(path: str, line: b
     assert decode_reply(await said_to(path, encode_request(StatusRequest()))).text == "StatusRequest"
 
 
+async def test_an_error_that_nobody_expected_is_answered_and_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Who heard nothing would ask the next router how it went on, which knows nothing of it."""
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(str(tmp_path / "failing"))
+    listening.listen()
+    server = OperatorServer()
+
+    async def answer(request: AnyRequest, say: Say) -> Reply:
+        raise KeyError("nobody expected \udcff")
+
+    await server.serve(listening, answer)
+    reply = decode_reply(await said_to(str(tmp_path / "failing"), encode_request(StatusRequest())))
+    server.close()
+    assert reply == Reply(error=r"an unexpected error, the log says more: KeyError('nobody expected \udcff')")
+    assert "StatusRequest could not be answered" in caplog.text and "Traceback" in caplog.text
+
+
 async def test_a_request_that_is_too_long_is_not_answered(path: str) -> None:
     assert await said_to(path, b"[" * (4 * MAX_REQUEST_BYTES) + b"\n") == b""
     assert decode_reply(await said_to(path, encode_request(StatusRequest()))).text == "StatusRequest"

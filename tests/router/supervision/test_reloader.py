@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -50,7 +51,10 @@ class Router:
     steps: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.shards = [SimpleNamespace(number=0, process=object()), SimpleNamespace(number=1, process=None)]
+        self.shards = [
+            SimpleNamespace(number=0, name="Shard 0", process=object()),
+            SimpleNamespace(number=1, name="Shard 1", process=None),
+        ]
         self.notifier = SimpleNamespace(
             reloading=lambda: self.steps.append("reloading"),
             reloaded=lambda why="": self.steps.append(f"reloaded: {why}"),
@@ -342,7 +346,10 @@ async def test_who_asks_is_told_when_it_holds_on_every_shard() -> None:
 
 async def test_who_asks_is_told_that_a_shard_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reloader_module, "CONFIRMED_WITHIN_S", 0.0)
-    assert (await Router(Options()).reloader(lambda _: Options(auth_token="t")).reload_everywhere()).is_late
+    outcome = await Router(Options()).reloader(lambda _: Options(auth_token="t")).reload_everywhere()
+    assert outcome.is_late and not outcome.refused
+    assert [change.field for change in outcome.answer.changes] == ["auth_token"]
+    assert outcome.answer.problems == ("shard 0 has not taken the new options yet, which hold everywhere else",)
 
 
 async def test_that_the_keeper_has_no_room_for_the_options_is_answered() -> None:
@@ -370,3 +377,45 @@ async def test_that_the_keeper_has_no_room_for_the_options_is_answered() -> None
     outcome = await asked
     assert not outcome.refused and not outcome.is_late
     assert outcome.answer.problems == (reloader_module.NOT_KEPT,)
+
+
+async def test_a_configuration_that_is_not_read_in_time_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As from a file server that is gone: whoever asks is told, and a restart may begin."""
+    monkeypatch.setattr(reloader_module, "READ_WITHIN_S", 0.0)
+    router = Router(before := Options())
+    may_go_on = threading.Event()
+
+    def reparse(_: Options) -> Options:
+        assert may_go_on.wait(20)
+        return Options(auth_token="t")
+
+    reloader = router.reloader(reparse)
+    first = asyncio.create_task(reloader.reload())
+    for _ in range(2):
+        assert (await reloader.reload_everywhere()).refused == (reloader_module.NOT_READ,)
+    await until(lambda: not reloader.is_under_way)
+    assert gc.isenabled()
+    router.rolling = object()
+    may_go_on.set()
+    assert (await first).refused == ("a restart is under way: try again when it is over",)
+    await until(lambda: router.steps.count("reloading") == 2 and reloader._present is None)
+    assert router.options is before
+
+
+async def test_a_configuration_that_is_read_late_is_applied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reloader_module, "READ_WITHIN_S", 0.0)
+    router = Router(Options())
+    may_go_on = threading.Event()
+
+    def reparse(_: Options) -> Options:
+        assert may_go_on.wait(20)
+        return Options(auth_token="t")
+
+    reloader = router.reloader(reparse)
+    assert (await reloader.reload_everywhere()).refused
+    await until(lambda: not reloader.is_under_way)
+    may_go_on.set()
+    await until(lambda: router.options == Options(auth_token="t"))
+    assert reloader.is_under_way  # until the shards have confirmed it
+    router.echo.on_reloaded(0, 1)
+    await until(lambda: not reloader.is_under_way)

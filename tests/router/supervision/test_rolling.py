@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from gnatswarm.broker.options import Options
 from gnatswarm.router.supervision import successor
-from gnatswarm.router.supervision.record import RollingRecord
+from gnatswarm.router.supervision.record import KEEPER, ROUTER, SHARDS, RollingRecord
 from gnatswarm.router.supervision.rolling import Rolling, RollingFailed
 from gnatswarm.router.supervision.standby import Readiness
 from gnatswarm.router.supervision.supervision import Phase, ShardState
@@ -24,7 +26,9 @@ def a_shard(number: int, boot_id: str) -> Any:
 def a_broker(*shards: Any, rolling: RollingRecord | None = None) -> Any:
     return SimpleNamespace(
         shards=list(shards), members=list(shards), wanted=len(shards), rolling=rolling, is_leaving=False,
-        is_stopping=False, is_serving=True, keeper=SimpleNamespace(formats=dict), gateway=None,
+        is_stopping=False, is_serving=True, gateway=None, options=Options(),
+        keeper=SimpleNamespace(formats=dict, is_successor=False, unfit=""),
+        page=SimpleNamespace(snapshot=lambda _number: {"connections": 0}),
     )  # fmt: skip
 
 
@@ -97,3 +101,186 @@ async def test_a_gateway_that_died_while_the_next_one_was_prepared_is_not_replac
     one.broker.gateway.state = ShardState(phase=Phase.READY, is_wanted=True, is_in_step=True)
     await one.replace()
     assert one.done == ["prepare"]
+
+
+class Clock:
+    """Time that passes only while a rolling restart waits."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = 0.0
+        self.stands_still_s = 0.0  # the router does not run for so long, once
+        monkeypatch.setattr("gnatswarm.router.supervision.rolling.time", SimpleNamespace(monotonic=lambda: self.now_s))
+        monkeypatch.setattr("gnatswarm.router.supervision.rolling.asyncio.sleep", self.pass_by)
+
+    async def pass_by(self, seconds: float) -> None:
+        self.now_s += seconds + self.stands_still_s
+        self.stands_still_s = 0.0
+
+
+class Ending:
+    """A broker of two shards whose additional one, or another step, does not end as it should."""
+
+    def __init__(self, rolling: RollingRecord, spare: Phase = Phase.STOPPED) -> None:
+        self.ended: list[RollingRecord | None] = []
+        self.broker = a_broker(a_shard(0, "a"), a_shard(1, "b"), a_shard(2, "spare"), rolling=rolling)
+        self.broker.shards[2].state = ShardState(phase=spare)
+        commands: Any = self
+        self.rolling = Rolling(self.broker, commands)
+
+    def end_rolling(self, _within_s: float, _to: object = None, then: RollingRecord | None = None) -> None:
+        self.ended.append(then)
+        self.broker.rolling = then
+
+    def begin_rolling(self, _rolling: RollingRecord) -> str:
+        return "no descriptors"
+
+    def note_rolling(self, rolling: RollingRecord | None) -> None:
+        self.broker.rolling = rolling
+
+
+async def test_after_an_upgrade_whose_additional_shard_never_leaves_others_may_begin(monkeypatch: pytest.MonkeyPatch):
+    Clock(monkeypatch)
+    one = Ending(RollingRecord(2, ["old"], ["/new"], stage=SHARDS), Phase.KILLED)
+
+    async def replace_all(_rolling: RollingRecord) -> Any:
+        return one.broker.shards[1]
+
+    monkeypatch.setattr(one.rolling, "_replace_all", replace_all)
+    with pytest.raises(RollingFailed, match=r"shard 2 has not left within 24 s.*The shards are of /new, the router is"):
+        await one.rolling._roll()
+    assert one.broker.rolling is None
+    assert one.ended[-1] is None
+
+
+@pytest.mark.parametrize("stage", [SHARDS, ROUTER, KEEPER])
+async def test_after_an_error_that_nobody_expected_others_may_begin(stage: str, monkeypatch: pytest.MonkeyPatch):
+    one = Ending(RollingRecord(2, ["old"], ["/new"], stage=stage))
+    for step in ("_roll_shards", "_roll_router", "_roll_keeper"):
+        monkeypatch.setattr(one.rolling, step, lambda _rolling: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        await one.rolling._roll()
+    assert one.broker.rolling is None
+    # Shards start as the new version still where all but the keeper is of that.
+    assert one.ended == ([] if stage == KEEPER else [None])
+
+
+async def test_after_an_upgrade_that_cannot_even_go_back_others_may_begin():
+    one = Ending(RollingRecord(2, ["old"], ["/new"], stage=ROUTER))
+    one.broker.keeper.unfit = "exit code 5"
+    with pytest.raises(RollingFailed, match=r"exit code 5; and going back: no descriptors\. The shards are of /new"):
+        await one.rolling._roll()
+    assert one.ended == [None]
+
+
+@pytest.mark.parametrize("why", ["on trial", "lame duck"])
+async def test_what_is_left_to_do_stays_where_another_router_or_nobody_goes_on(
+    why: str, monkeypatch: pytest.MonkeyPatch
+):
+    Clock(monkeypatch)
+    one = Ending(RollingRecord(2, ["old"], ["/new"], stage=ROUTER))
+    one.broker.keeper.is_successor = why == "on trial"
+    one.broker.is_leaving = why == "lame duck"
+    one.broker.shards[0].state = ShardState(phase=Phase.STARTING)
+    if why == "lame duck":
+        one.broker.shards[2].state = ShardState(phase=Phase.DRAINING)
+    with pytest.raises(RollingFailed):
+        await one.rolling._roll()
+    assert not one.ended
+
+
+async def test_an_additional_shard_is_not_blamed_for_time_in_which_the_router_did_not_run(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    clock = Clock(monkeypatch)
+    one = Ending(RollingRecord(2, ["old"], ["/new"], stage=ROUTER), Phase.DRAINING)
+    spare = one.broker.shards[2]
+    clock.stands_still_s = 60.0
+
+    async def pass_by(seconds: float) -> None:
+        if clock.now_s > 60.0:  # its end is heard with the second look
+            spare.state = ShardState(phase=Phase.STOPPED)
+        await clock.pass_by(seconds)
+
+    monkeypatch.setattr("gnatswarm.router.supervision.rolling.asyncio.sleep", pass_by)
+    await one.rolling._wait_left(spare)
+
+
+def test_a_router_of_another_version_than_the_keeper_has_nothing_to_prove_when_no_upgrade_is_under_way():
+    one = Ending(RollingRecord(2, ["old"], ["/new"], stage=ROUTER))
+    one.broker.rolling, one.broker.keeper.is_successor = None, True
+    one.rolling.go_on()
+    assert not one.broker.keeper.is_successor
+
+
+async def test_an_error_that_nobody_expected_is_no_success_of_before(monkeypatch: pytest.MonkeyPatch):
+    logged: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: logged.append(context["exception"]))
+    one = Ending(RollingRecord(2, ["old"]))
+    outcomes: list[object] = [RollingRecord(2, ["old"]), ZeroDivisionError("zero")]
+
+    async def roll_shards(_rolling: RollingRecord) -> object:
+        outcome = outcomes.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    monkeypatch.setattr(one.rolling, "_roll_shards", roll_shards)
+    assert (await one.rolling._carry_out(lambda text: None))[0].startswith("2 shards restarted")
+    error = "an unexpected error has ended it, the log says more: ZeroDivisionError('zero')"
+    assert await one.rolling._carry_out(lambda text: None) == ("", error)
+    assert await one.rolling.follow(lambda text: None) == ("", error)
+    assert [type(one) for one in logged] == [ZeroDivisionError]
+
+
+@pytest.mark.parametrize("what", ["restart", "upgrade"])
+async def test_who_asks_again_does_not_hear_of_the_one_before(what: str, monkeypatch: pytest.MonkeyPatch):
+    """As where the connection to the router has ended before anything was begun."""
+    one = Ending(RollingRecord(2, ["old"]))
+    one.broker.rolling, one.broker.shards, one.broker.members = None, [], []
+    one.rolling._outcome = "2 shards restarted", ""
+
+    async def ask(_command: object, _spoken: object) -> str:
+        raise successor.Unfit("it is no gnatswarm")
+
+    monkeypatch.setattr(successor, "ask", ask)
+    text, problem = await (
+        one.rolling.restart(lambda text: None, 0.0)
+        if what == "restart"
+        else one.rolling.upgrade("/new", lambda text: None, 0.0)
+    )
+    assert not text and problem
+    text, problem = await one.rolling.follow(lambda text: None)
+    assert not text and problem.startswith("nothing is under way")
+
+
+@pytest.mark.parametrize("why", ["is_stopping", "is_leaving", ""])
+async def test_the_router_makes_no_room_where_the_broker_is_told_to_end_just_then(
+    why: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Its shards would be killed where they are to close their clients."""
+    one = Ending(RollingRecord(2, ["old"], ["/new"], stage=ROUTER))
+    made_room: list[object] = []
+    one.broker.keeper.make_room = made_room.append
+    one.broker.keeper.taken_over = lambda: None
+
+    async def pass_by(_seconds: float) -> None:
+        if why:
+            setattr(one.broker, why, True)  # a signal comes while the operator is told
+
+    monkeypatch.setattr("gnatswarm.router.supervision.rolling.asyncio.sleep", pass_by)
+    if why:
+        with pytest.raises(RollingFailed, match="the broker is shutting down"):
+            await one.rolling._roll()
+    else:
+        await one.rolling._roll_router(one.broker.rolling)
+    assert made_room == ([] if why else [["/new"]])
+    assert not one.ended
+
+
+async def test_a_router_that_comes_back_to_a_broker_that_ends_does_not_go_back_to_the_version_before():
+    """The new one ended in lame duck mode, not because it was unfit; and all that could be changed is closed."""
+    one = Ending(RollingRecord(2, ["old"], ["/new"], stage=ROUTER))
+    one.broker.keeper.unfit, one.broker.is_leaving = "exit code 0", True
+    with pytest.raises(RollingFailed, match="the broker is shutting down"):
+        await one.rolling._roll()
+    assert not one.ended

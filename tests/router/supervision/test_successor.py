@@ -45,3 +45,14 @@ async def test_a_program_that_prints_without_end_is_not_listened_to(where: str, 
     with pytest.raises(Unfit, match=f"{program} is no gnatswarm that can take over: it printed more than 65,536 bytes"):
         await ask([str(program)], SPOKEN)
     assert not wait_pids_gone([int(child.read_text())], WAIT_DEADLINE_S), "what it has started ends with it"
+
+
+@pytest.mark.parametrize(
+    "text", [r'{"gnatswarm":"\377"}', '{"a":' + "[" * 5000], ids=["not UTF-8", "nested too deeply"]
+)
+async def test_a_program_that_prints_no_answer_is_refused(text: str, tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    program.write_text(f"#!/bin/sh\nprintf '{text}'\n")
+    program.chmod(0o755)
+    with pytest.raises(Unfit, match="is no gnatswarm that can take over: it did not say which formats it has"):
+        await ask([str(program)], SPOKEN)
