@@ -213,7 +213,7 @@ def without_copies(rows: DataFrame, files: DataFrame) -> DataFrame:
 
 def read_parquet(session: SparkSession, directory: str, dates: Sequence[str] = ()) -> Statistics:
     """The finished rows of `ingest` or `compact`, of these days or of all; kinds without rows are empty."""
-    finished = _finished(session, directory)
+    finished = finished_rows(session, directory)
 
     def rows_of(kind: str, columns: dict[str, str], shown: Sequence[Column | str]) -> DataFrame:
         rows = finished(kind, columns)
@@ -227,7 +227,7 @@ def read_parquet(session: SparkSession, directory: str, dates: Sequence[str] = (
     return Statistics(kinds, rows_of("aside", ASIDE, [*ASIDE]))
 
 
-def _finished(session: SparkSession, directory: str) -> Callable[[str, dict[str, str]], DataFrame | None]:
+def finished_rows(session: SparkSession, directory: str) -> Callable[[str, dict[str, str]], DataFrame | None]:
     """What answers with the finished rows of a kind, with these columns (name → type); None: there are none."""
     written = parquet(session, f"{directory}/files")
     # The list of files is written last, so a batch (or a day of `compact`) is complete if its list exists.
@@ -249,7 +249,7 @@ def no_days_text(session: SparkSession, directory: str, dates: Collection[str]) 
     """Of which of these days tables have no rows, or ""."""
     if not dates:
         return ""
-    finished = _finished(session, directory)
+    finished = finished_rows(session, directory)
     days = no_rows(session, {"day": "string"})
     for kind in schema.KINDS:
         if (rows := finished(kind, schema.types(kind))) is not None:

@@ -10,12 +10,14 @@ lacks are. So any reader of Parquet counts every row once, even if the job was k
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from gnatswarm.spark import schema
-from gnatswarm.spark.read import IDENTITY, chosen, files_of, judge, no_rows, parquet, set_aside
+from gnatswarm.spark.read import IDENTITY, chosen, files_of, finished_rows, judge, parquet, set_aside
 
 # Rows of one Parquet file: some 30 MB of subjects. Few files, but enough for many cores.
 ROWS_PER_FILE = 1_000_000
@@ -34,17 +36,19 @@ def write_batch(lines: DataFrame, batch: int, out: str) -> dict[str, int]:
         good = judged.where(is_good)
         kept = [files := files_of(good).persist(), taken := _taken(files, batch, out).persist()]
         try:
+            others: dict[str, DataFrame] = {}
             n_taken, n_longer = _counted(taken)
             if n_longer:
-                kept.append(taken := _that_are_there(taken, batch, out).persist())
+                others = _of_others(lines.sparkSession, batch, out)
+                kept.append(taken := _that_are_there(taken, others).persist())
                 n_taken, n_longer = _counted(taken)
             copies = files.agg(F.coalesce(F.sum("rows"), F.lit(0))).collect()[0][0] - n_taken
             if copies:
                 good = good.join(F.broadcast(taken).select(*IDENTITY, "source"), [*IDENTITY, "source"], "left_semi")
             for kind, n in counts.items():
                 rows = good.where(F.col("kind") == kind).select(*schema.columns(kind))
-                if n_longer:
-                    rows = _without_known(rows, taken, _of_others(lines.sparkSession, kind, batch, out))
+                if n_longer and kind in others:
+                    rows = _without_known(rows, taken, others[kind])
                 overwrite(dated(rows), f"{out}/{kind}/batch={batch}", n, by="date")
             n_aside = sum(row["count"] for row in by_kind if not row["kind"])
             if n_aside:
@@ -65,24 +69,24 @@ def _taken(files: DataFrame, batch: int, out: str) -> DataFrame:
     Columns: identity, source, rows, known_rows (how many others have; null: they have not this file), new_rows.
     """
     best = chosen(files)
-    listed = _listed(files.sparkSession, batch, out)
+    listed = parquet(files.sparkSession, f"{out}/files")
     if listed is None:
         return best.withColumns({"known_rows": F.lit(None).cast("bigint"), "new_rows": F.col("rows")})
-    same = listed.join(F.broadcast(best.select(*IDENTITY)), IDENTITY, "left_semi")
+    same = listed.where(F.col("batch") != batch).join(F.broadcast(best.select(*IDENTITY)), IDENTITY, "left_semi")
     known = same.groupBy(*IDENTITY).agg(F.max("rows").alias("known_rows"))
     counted = best.join(known, IDENTITY, "left").withColumn("new_rows", F.expr("rows - coalesce(known_rows, 0)"))
     return counted.where("new_rows > 0")
 
 
-def _that_are_there(taken: DataFrame, batch: int, out: str) -> DataFrame:
+def _that_are_there(taken: DataFrame, others: Mapping[str, DataFrame]) -> DataFrame:
     """Without longer files of which rows have gone from the tables since: what others lack of them cannot be told.
 
     `compact` has put these elsewhere, and somebody has removed them here.
     """
     longer = taken.where("known_rows is not null").select(*IDENTITY)
     there = longer
-    for kind in schema.KINDS:
-        there = there.unionByName(_of_others(taken.sparkSession, kind, batch, out).select(*IDENTITY))
+    for rows in others.values():
+        there = there.unionByName(rows.select(*IDENTITY))
     counted = there.join(F.broadcast(longer), IDENTITY, "left_semi").groupBy(*IDENTITY).count()
     whole = taken.join(counted, IDENTITY, "left").where("known_rows is null or count > known_rows")
     return whole.drop("count")
@@ -97,21 +101,15 @@ def _without_known(rows: DataFrame, taken: DataFrame, others: DataFrame) -> Data
     return rows.join(files, IDENTITY, "left_anti").unionByName(lacking)
 
 
-def _listed(session: SparkSession, batch: int, out: str) -> DataFrame | None:
-    """The files of other batches that are complete; None: there are none."""
-    found = parquet(session, f"{out}/files")
-    return None if found is None else found.where(F.col("batch") != batch)
-
-
-def _of_others(session: SparkSession, kind: str, batch: int, out: str) -> DataFrame:
-    """The rows of a kind in other batches that are complete."""
-    listed = _listed(session, batch, out)
-    rows = parquet(
-        session, f"{out}/{kind}", ", ".join(f"`{name}` {type_}" for name, type_ in schema.types(kind).items())
-    )
-    if listed is None or rows is None or "batch" not in rows.columns:
-        return no_rows(session, schema.types(kind))
-    return rows.join(F.broadcast(listed.select("batch").distinct()), "batch", "left_semi").select(*schema.columns(kind))
+def _of_others(session: SparkSession, batch: int, out: str) -> dict[str, DataFrame]:
+    """The rows in other batches that are complete, by kind; without kinds of which there are none."""
+    finished = finished_rows(session, out)
+    found = {kind: finished(kind, schema.types(kind)) for kind in schema.KINDS}
+    return {
+        kind: rows.where(F.col("batch") != batch).select(*schema.columns(kind))
+        for kind, rows in found.items()
+        if rows is not None
+    }
 
 
 def dated(rows: DataFrame) -> DataFrame:
