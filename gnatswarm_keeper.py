@@ -198,6 +198,7 @@ class _Keeper:
         self._router_status = 0
         self._is_stopping = False  # was told to end: no router is started any more
         self._told_to_stop_at = 0.0
+        self._missed: list[int] = []  # signals that came when a router had made room, and the next was not there
         self._unheard_at = _NEVER  # the router has to have read by then that it was told again
         self._code: int | None = None  # the broker ends with it
         self._unsent: list[Packet] = []  # the router's queue is full
@@ -342,6 +343,8 @@ class _Keeper:
             elif now - self._told_to_stop_at >= SAME_REQUEST_S:
                 self._unheard_at = min(self._unheard_at, now + UNHEARD_S)
             self._is_stopping = True
+        if self._candidate is not None and not self._is_candidate:
+            self._missed.append(number)
         self._say(self._words.Signalled(number))
 
     def _reap(self) -> None:
@@ -553,10 +556,19 @@ class _Keeper:
         was_candidate = self._is_candidate
         self._read()
         how = _exit_text(self._router_status)
-        if self._candidate is not None and not self._is_stopping:
-            if not was_candidate:
-                self._restart_router("")
-                return None
+        if self._candidate is not None and not was_candidate:
+            reason = ""
+            if self._is_stopping:  # a router of the version before ends the broker in order
+                self._candidate = None
+                reason = "it had made room for the next one when the broker was told to end"
+            missed, self._missed = self._missed, []
+            if self._is_stopping and not {signal.SIGTERM, signal.SIGINT} & set(missed):
+                missed.append(signal.SIGTERM)  # the one before read it, and was gone
+            self._restart_router(reason)
+            for number in missed:
+                self._say(self._words.Signalled(number))
+            return None
+        if self._candidate is not None and not self._is_stopping and self._code != 0:  # (0: its lame duck mode is over)
             self._candidate = self._code = None
             self._restart_router(how, how)
             return None

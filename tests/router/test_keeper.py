@@ -637,6 +637,36 @@ def test_after_an_upgrade_a_router_that_dies_is_replaced_by_one_of_the_new_progr
         assert (one._candidate is None) is is_proven
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR2])
+@pytest.mark.parametrize("when", ["before it makes room", "when it has"])
+def test_a_signal_between_two_routers_is_for_the_next(
+    monkeypatch: pytest.MonkeyPatch, number: signal.Signals, when: str
+) -> None:
+    """One of the version before, where the broker is to end: it ended at once, and shards were killed."""
+    one = keeper._Keeper(lambda post: 0, -1, keeper._Again("gnatswarm", (), {}))
+    said: list[object] = []
+    started: list[tuple[str, list[str] | None]] = []
+    monkeypatch.setattr(one, "_read", lambda: None)
+    monkeypatch.setattr(one, "_end", lambda: pytest.fail("the broker ends"))
+    monkeypatch.setattr(one, "_restart_router", lambda reason, unfit="": started.append((reason, one._candidate)))
+    monkeypatch.setattr(one, "_say", said.append)
+    if when == "when it has":
+        one._candidate = ["next"]
+    one._on_signal(number)
+    one._candidate = ["next"]
+    said.clear()
+    assert one._after_router() is None
+    is_end = number != signal.SIGUSR2
+    ((reason, candidate),) = started
+    assert (bool(reason), candidate) == (is_end, None if is_end else ["next"])
+    if is_end or when == "when it has":
+        (told,) = said
+        assert isinstance(told, keeping.Signalled)
+        assert told.number == (signal.SIGTERM if when != "when it has" else number)
+    else:
+        assert said == []  # the one before heard it
+
+
 def test_what_a_keeper_is_asked_for_later_is_imported_before() -> None:
     """It may have no descriptor left then, or the directory of its code may be gone, and with it the whole broker."""
     program = """
