@@ -12,6 +12,9 @@ Rows = Sequence[Mapping[str, Any]]
 BUSY = 0.8  # of a core: above this a shard has no room for a burst
 IDLE = 0.5  # of a core, all shards together: below this one shard would be enough
 UNEVEN_CONNECTIONS = 1.3  # max ÷ mean
+NEARLY_ALL = (
+    0.8  # of the connections: even ones do not become uneven while the others leave, as 1 ÷ 0.8 is less than that
+)
 CROSSES = 0.3  # of all deliveries
 UNFAIR = 1.25  # max ÷ mean of a queue group's members, if there were ENOUGH_MSGS
 ENOUGH_MSGS = 1000  # shares of fewer messages are chance
@@ -51,7 +54,7 @@ def advise(answers: Mapping[str, Rows]) -> list[Advice]:
     return [
         *_on_several_brokers(together, len(answers["brokers"])),
         *_on_shards(shards, _crossed(answers)["share"] or 0.0),
-        *_on_connections(shards),
+        *_on_connections(shards, answers["over_time"]),
         *_on_crossing(answers, shards),
         *_on_queue_groups(answers["queues"]),
         *_on_unwanted_messages(answers),
@@ -101,9 +104,24 @@ def _on_shards(shards: Rows, crossed_share: float) -> Iterator[Advice]:
         )
 
 
-def _on_connections(shards: Rows) -> Iterator[Advice]:
-    connections = [row["last_connections"] or 0 for row in shards]
-    if len(shards) > 1 and sum(connections) >= ENOUGH_CONNECTIONS * len(shards):
+def _connections(shards: Rows, over_time: Rows) -> list[int]:
+    """Each shard's, when last nearly as many clients were connected as ever; empty: that cannot be told.
+
+    Not the most of each: these are of different times, before a rebalance and after it. Not the last: clients leave one
+    after the other.
+    """
+    numbers = [row["shard"] for row in shards]
+    windows: dict[int, dict[int, int]] = {}
+    for row in over_time:
+        windows.setdefault(row["window_start_us"], {})[row["shard"]] = row["connections"] or 0
+    found = {at: [one[n] for n in numbers] for at, one in windows.items() if one.keys() >= set(numbers)}
+    most = max(map(sum, found.values()), default=0)
+    return max(((at, one) for at, one in found.items() if sum(one) >= NEARLY_ALL * most), default=(0, []))[1]
+
+
+def _on_connections(shards: Rows, over_time: Rows) -> Iterator[Advice]:
+    connections = _connections(shards, over_time)
+    if connections and len(shards) > 1 and sum(connections) >= ENOUGH_CONNECTIONS * len(shards):
         uneven = max(connections) * len(connections) / sum(connections)
         if uneven > UNEVEN_CONNECTIONS:
             shown = ", ".join(str(n) for n in connections)

@@ -16,7 +16,6 @@ HEADINGS = {
     "msgs": "messages",
     "fanout": "fan-out",
     "error": "may lack",
-    "last_connections": "at last",
     "cpu_share": "of a core",
     "resident_bytes": "memory",
     "lag_max_us": "latest timer",

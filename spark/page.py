@@ -245,13 +245,13 @@ def _of_shards(answers: Mapping[str, Rows]) -> list[Section]:
         ),
         (
             "The shards",
-            "Connections and subscriptions are the maximum of all windows, each taken at its end; at last: the "
-            "connections at the end of the last whole window. In a restart other shards serve for a moment.",
+            "Connections and subscriptions are the maximum of all windows, each taken at its end: a client that moved "
+            "is among those of both shards. In a restart other shards serve for a moment.",
             _table(
                 answers["shards"],
                 [
-                    "shard", "connections", "last_connections", "subscriptions", "in_msgs", "out_msgs", "link_out_msgs",
-                    "link_in_msgs", "cpu_share", "resident_bytes", "stalls", "lag_max_us", "lost_windows",
+                    "shard", "connections", "subscriptions", "in_msgs", "out_msgs", "link_out_msgs", "link_in_msgs",
+                    "cpu_share", "resident_bytes", "stalls", "lag_max_us", "lost_windows",
                 ],
             ),
         ),

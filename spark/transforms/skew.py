@@ -17,7 +17,7 @@ WHOLE = 0.9
 def per_shard(shards: DataFrame) -> DataFrame:
     """Totals of each shard. `work` is every message in or out, including links; those of the gateway are among them.
 
-    `last_connections` are those at the end of its last whole window. `is_current`: it serves where the statistics end.
+    `is_current`: it serves where the statistics end.
     Others have left, as one that a restart gives the clients of the next shard for a moment.
     """
     shards = shards.where(F.col("shard") != GATEWAY)
@@ -38,7 +38,6 @@ def per_shard(shards: DataFrame) -> DataFrame:
             F.sum("cpu_s").alias("cpu_s"),
             (F.sum("window_us") / 1e6).alias("seconds"),
             F.max("connections").alias("connections"),
-            F.max_by("connections", F.struct(is_whole, "window_start_us")).alias("last_connections"),
             F.max("subscriptions").alias("subscriptions"),
             F.max("resident_bytes").alias("resident_bytes"),
             F.sum("slow_consumers").alias("slow_consumers"),
@@ -104,13 +103,14 @@ def gini(values: DataFrame, by: list[str], value: str) -> DataFrame:
 
 
 def over_time(shards: DataFrame) -> DataFrame:
-    """Messages in and out per second, shard and window; also of the gateway."""
+    """Messages in and out per second, and connections, by window and shard; also of the gateway."""
     seconds = F.sum("window_us") / 1e6
     return (
         shards.groupBy("window_start_us", "shard")
         .agg(
             F.try_divide(F.sum(F.expr("in_msgs + out_msgs")), seconds).alias("msgs_per_s"),
             F.try_divide(F.sum("cpu_s"), seconds).alias("cpu_share"),
+            F.sum("connections").alias("connections"),
             F.max("lag_p50_us").alias("lag_p50_us"),
             F.max("lag_p99_us").alias("lag_p99_us"),
             F.max("lag_max_us").alias("lag_max_us"),

@@ -18,13 +18,23 @@ def shard(number: int, cpu_share: float, connections: int = 10, msgs: int = 10_0
     return {
         "shard": number, "cpu_share": cpu_share, "connections": connections, "in_msgs": msgs, "link_in_msgs": 0,
         "cache_misses": misses, "subscriptions": 1, "out_msgs": msgs, "link_out_msgs": 0, "resident_bytes": 30_000_000,
-        "stalls": 0, "lag_max_us": 900, "lost_windows": 0, "last_connections": connections, "is_current": True,
+        "stalls": 0, "lag_max_us": 900, "lost_windows": 0, "is_current": True,
     }  # fmt: skip
 
 
 def broker(name: str, first_s: int, last_s: int) -> dict[str, Any]:
     times = {"first_us": first_s * 1_000_000, "last_us": last_s * 1_000_000}
     return {"broker": name, **times, "shards": 2, "in_msgs": 1, "out_msgs": 1}
+
+
+def connected(*windows: tuple[int, ...]) -> list[dict[str, Any]]:
+    """Of each window its time and the connections of its shards; -1: it has no row of this one."""
+    return [
+        {"window_start_us": at, "shard": n, "connections": count, "lag_p99_us": 0}
+        for at, *counts in windows
+        for n, count in enumerate(counts)
+        if count >= 0
+    ]
 
 
 def answers(**given: Any) -> Answers:
@@ -56,7 +66,7 @@ def test_a_broker_with_which_all_is_well_gets_none():
         ({"shards": [shard(0, 0.9), shard(1, 0.85)]}, "More shards: 3 or more", "shard 0 used 90% of a core"),
         ({"shards": [shard(0, 0.9), shard(1, 0.1)]}, "Spread the work", "used 90% of a core .* 1.80 times the mean"),
         (
-            {"shards": [shard(0, 0.5, connections=30), shard(1, 0.5, connections=5)]},
+            {"over_time": connected((0, 30, 5))},
             "`accept: handoff` places connections evenly", "connections per shard: 30, 5",
         ),
         (
@@ -98,7 +108,7 @@ def test_a_broker_with_which_all_is_well_gets_none():
             },
             "u reads too slowly for s", r"closed once \(r\), 9 bytes pending",
         ),
-        ({"over_time": [{"lag_p99_us": 80_000}]}, "its own cores", "1 windows .* up to 80 ms"),
+        ({"over_time": [connected((0, 1))[0] | {"lag_p99_us": 80_000}]}, "its own cores", "1 windows .* up to 80 ms"),
         ({"shards": [shard(0, 0.6, misses=4000)]}, "fewer different subjects", "4,000 of 10,000 messages"),
         ({"gaps": [{"in_msgs": 7}]}, "A shard died", "once; 7 messages"),
         ({"torn": [{}]}, "Some windows are incomplete", "1 windows"),
@@ -136,7 +146,7 @@ def test_advice_names_the_figures_it_follows_from(given: Answers, what: str, fig
             "crossed": [{"share": 1.0, "deliveries": 2}],
             "crossing": [{"subject": "a", "is_folded": False, "crossed": 2}],
         },
-        {"shards": [shard(0, 0.5, connections=4), shard(1, 0.5, connections=1)]},
+        {"over_time": connected((0, 4, 1))},
         {
             "queues": [
                 {
@@ -192,8 +202,23 @@ def test_one_is_not_many():
     ]
 
 
-def test_shards_are_judged_by_what_serves_now_and_how_many_connections_it_has():
-    """After a rebalance, and a restart in which a third shard served for a moment."""
-    before = shard(0, 0.5, connections=30) | {"last_connections": 16}
-    given = answers(shards=[before, shard(1, 0.5, connections=15), shard(2, 0.9) | {"is_current": False}])
-    assert advise(given) == []
+def test_a_shard_that_only_a_restart_had_is_not_judged():
+    assert advise(answers(shards=[shard(0, 0.5), shard(1, 0.5), shard(2, 0.9) | {"is_current": False}])) == []
+
+
+@pytest.mark.parametrize(
+    ("windows", "said"),
+    [
+        ([(0, 40, 0), (1, 20, 20)], None),  # a rebalance
+        ([(0, 20, 20), (1, 40, 0)], "40, 0"),
+        ([(0, 20, 20), (1, 4, 20), (2, 0, 20), (3, 0, 0)], None),  # the end: one shard after the other
+        ([(0, 0, 0), (1, 40, 0), (2, 36, 0), (3, 12, 0), (4, 0, 0)], "36, 0"),
+        ([(0, 20, 20), (1, 40, -1), (2, 40, -1)], None),  # the other one's file is not finished yet
+        ([(0, 40, -1), (1, -1, 40)], None),
+    ],
+)
+def test_connections_are_judged_when_last_nearly_all_clients_were_connected(
+    windows: list[tuple[int, ...]], said: str | None
+):
+    given = advise(answers(over_time=connected(*windows)))
+    assert [one.figures for one in given] == ([f"connections per shard: {said}"] if said else [])
