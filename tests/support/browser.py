@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import fcntl
 import json
 import os
 import select
@@ -65,13 +66,12 @@ class Browser:
         self._buffer = b""
         theirs_in, self._to = os.pipe()
         self._from, theirs_out = os.pipe()
-        # High numbers first: the pipes must not lie on 3 and 4 themselves when they are moved there.
-        high_in, high_out = os.dup(theirs_in), os.dup(theirs_out)
+        # The pipes must not lie on 3 and 4 themselves when they are moved there.
+        high_in, high_out = (fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 5) for fd in (theirs_in, theirs_out))
 
         def arrange() -> None:
-            low = [os.dup2(high_in, 101), os.dup2(high_out, 102)]
-            os.dup2(low[0], 3)
-            os.dup2(low[1], 4)
+            os.dup2(high_in, 3)
+            os.dup2(high_out, 4)
 
         try:
             self._process = subprocess.Popen(
