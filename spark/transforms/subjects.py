@@ -69,5 +69,5 @@ def unwanted(subjects: DataFrame, most: int = 25) -> DataFrame:
         .where("unwanted > 0")
         .orderBy(F.desc("unwanted"), "account", "subject")
         .limit(most)
-        .select("account", "subject", "msgs", "unwanted", (F.col("unwanted") / F.col("msgs")).alias("share"))
+        .select("account", "subject", "msgs", "unwanted", F.try_divide("unwanted", "msgs").alias("share"))
     )

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from tests.spark.test_shards import frame
+
 pytestmark = pytest.mark.xdist_group("spark")
 
 
@@ -39,6 +41,14 @@ def test_deliveries_in_the_window_after_their_message_are_part_of_the_mean(spark
     [row] = distribution(subjects).collect()
     assert (row["msgs"], row["deliveries"], row["mean"], row["p100"]) == (1, 5, 5.0, 0.0)
     assert [(row["least"], row["msgs"]) for row in histogram(subjects).collect()] == [(0, 1)]
+
+
+def test_a_share_of_no_messages_is_none(spark: Any):
+    """No broker writes such a row; one ended the whole report with DIVIDE_BY_ZERO."""
+    from gnatswarm.spark.transforms.subjects import unwanted
+
+    found = unwanted(frame(spark, "subject", [{"subject": "a", "unwanted_msgs": 1}])).collect()
+    assert [(row["unwanted"], row["share"]) for row in found] == [(1, None)]
 
 
 def test_gini_is_0_where_all_have_the_same_and_near_1_where_one_has_all(spark: Any):
