@@ -25,6 +25,8 @@ def rows(directory: Path, *, hidden: bool = False) -> list[dict[str, Any]]:
                 text = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True).read()
         except FileNotFoundError:
             continue  # renamed meanwhile
+        if path.name.startswith("."):
+            text = text[: text.rfind(b"\n") + 1]  # the last window may be half written
         found += [json.loads(line) for line in text.splitlines()]
     return found
 
