@@ -110,5 +110,7 @@ def test_nothing_measured_is_no_advice() -> None:
         "gaps",
         "brokers",
         "torn",
+        "aside",
+        "unreadable",
     ]
     assert advise({name: [] for name in names}) == []
