@@ -303,8 +303,8 @@ cdef class Socket(Source):
                 return
 
     cdef bint hears_out(self, int error) noexcept:
-        """Nothing more can be sent. What a shard or server had said before it closed is read, and the end after it."""
-        if error not in (EPIPE, ECONNRESET) or isinstance(self.peer, ClientConnection):
+        """Nothing more can be sent. What the other end had said before it closed is read, and the end after it."""
+        if error not in (EPIPE, ECONNRESET):
             return False
         self.peer.out.is_blocked = 1
         self.arm(self.armed & ~<uint32_t>EPOLLOUT)

@@ -236,6 +236,16 @@ class Bench:
         session.connection = connection
         return connection
 
+    def connect_plainly(self, session: Session) -> socket.socket:
+        """The end of a client that is in."""
+        ours, theirs = socket.socketpair()
+        self._stack.enter_context(ours)
+        theirs.setblocking(False)
+        self.reactor.open(theirs.detach(), self._new_connection(session), self, None)
+        ours.sendall(QUIET)
+        self.reactor.turn()
+        return ours
+
     def connect_by_tls(self, layer: Records, session: Session) -> socket.socket:
         """The end of a client whose handshake is done."""
         ours = self.reach_by_tls(layer, self._new_connection(session))
@@ -489,6 +499,33 @@ def test_what_a_client_sent_before_it_ended_is_carried_out_though_it_was_held_me
     session.connection.go_on()
     bench.reactor.finish()
     assert (session.connection.in_msgs, session.connection.is_closing) == (1 + COUNT, True)
+    bench.reactor.turn()
+    bench.serve_another()
+
+
+@pytest.mark.parametrize("layer", ["plain", "tls", "websocket"])
+def test_what_a_client_sent_is_carried_out_though_it_takes_no_answer(bench: Bench, layer: str) -> None:
+    """It closed with a PONG unread, as who publishes and leaves does, while others had not answered its last PING."""
+    session = Held()
+    wrap: Callable[[bytes], bytes]
+    if layer == "plain":
+        client, wrap = bench.connect_plainly(session), bytes
+    elif layer == "tls":
+        client, wrap = bench.connect_by_tls(Records(), session), record
+    else:
+        client, wrap = bench.connect_by_websocket(session), lambda data: frame(BINARY, data)
+    bench.expects_close = True
+    client.sendall(wrap(b"PUB a 0\r\n\r\nCONNECT {}\r\n" + PUBLISH * COUNT))
+    bench.reactor.turn()
+    assert session.connection.in_msgs == 1
+    client.sendall(wrap(PUBLISH * COUNT))
+    client.close()
+    session.connection.send(b"PONG\r\n")
+    session.connection.go_on()
+    bench.reactor.finish()
+    for _ in range(2):  # the end is read in a turn of its own
+        bench.reactor.turn()
+    assert (session.connection.in_msgs, session.connection.is_closing) == (1 + 2 * COUNT, True)
     bench.reactor.turn()
     bench.serve_another()
 
