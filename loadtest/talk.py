@@ -339,6 +339,11 @@ class _Conversation:
         if self.errors:
             raise _Failed(self.errors[0])
 
+    def check_allowed(self) -> None:
+        """Raise what has gone wrong, but for the end of the connection: what came before it is shown first."""
+        if not isinstance(self.failure, Disconnected):
+            self.check()
+
     def wait(self, timeout_s: float) -> bool:
         """Whether `done` was set within that time; 0: no limit. ^C ends it, as if it had."""
         try:
@@ -539,7 +544,7 @@ def _asked(
     try:
         talk.client.publish(subject, payload, inbox, headers)
         talk.client.flush()  # the server's refusal comes before its PONG
-        talk.check()
+        talk.check_allowed()
         yield subscription
     finally:
         with contextlib.suppress(Disconnected):

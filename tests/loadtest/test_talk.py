@@ -12,12 +12,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import nkeys
 import pytest
 
 from gnatswarm.loadtest import natswire, talk
+from gnatswarm.loadtest.errors import Disconnected
 from gnatswarm.loadtest.message import Message
 from tests.loadtest.bad_server import BadServer
 from tests.support.authority import Authority
@@ -220,6 +222,25 @@ def test_a_request_ends_with_the_server(responses: int):
             shown, error = requester.communicate(timeout=30)
     assert (requester.returncode, shown) == (1, "one\n" * responses)
     assert error == "gnatswarm req: the server closed the connection\n"
+
+
+def test_a_connection_that_ends_behind_a_request_s_pong_does_not_hide_its_responses():
+    """They may have come before, and are waited for only then."""
+    conversation = talk._Conversation()
+    ends: Any = [Disconnected("the server closed the connection")]
+    subscription: Any = SimpleNamespace(unsubscribe=lambda: None)
+    client: Any = SimpleNamespace(
+        subscribe=lambda _inbox: subscription,
+        publish=lambda *_: None,
+        flush=lambda: conversation.fail(ends[0]),
+    )
+    conversation.client = client
+    with talk._asked(conversation, "a") as found:
+        assert found is subscription
+    conversation.failure = None
+    ends = [talk._Failed("Permissions Violation")]
+    with pytest.raises(talk._Failed, match="Permissions"), talk._asked(conversation, "a"):
+        pytest.fail("it is waited for")
 
 
 def test_what_the_server_forbids_is_said(start_broker: StartBroker):
