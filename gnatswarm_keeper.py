@@ -196,7 +196,7 @@ class _Keeper:
         self._link_dirs: list[str] = []
         self._deaths: list[float] = []
         self._router_status = 0
-        self._is_stopping = False  # was told to end: no router is started any more
+        self._is_stopping = False  # was told to end: a router is started only where one had made room for it
         self._told_to_stop_at = 0.0
         self._missed: list[int] = []  # signals that came when a router had made room, and the next was not there
         self._unheard_at = _NEVER  # the router has to have read by then that it was told again

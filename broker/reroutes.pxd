@@ -2,7 +2,7 @@
 #
 #   link ── place() ──→ Reroutes ─┬→ a current member here
 #                                 ├→ QMSG to a sibling with members ──→ settled() by its QACK or QNAK
-#                                 ├→ kept until the links are in step (on_step)
+#                                 ├→ kept until all interest is known (on_step)
 #                                 ├→ a former member here
 #                                 └→ QMSG to the sibling that published it    … then the OriginLink hears on_settled()
 
@@ -37,7 +37,7 @@ cdef class OriginLink(Peer):
 # What became of a queue message that found no member where it was sent.
 cdef enum Fate:
     FATE_TAKEN
-    FATE_PENDING       # on its way to another sibling, or kept until a link is in step: on_settled() follows
+    FATE_PENDING       # on its way to another sibling, or kept until all interest is known: on_settled() follows
     FATE_NOBODY        # no shard has a member
 
 
@@ -55,8 +55,8 @@ cdef class Orphan:
     cdef uint64_t id                     # here
     cdef OriginLink origin               # it came over this link
     cdef uint64_t id_there               # the sibling's id, for QACK or QNAK; 0: the sibling waits for neither
-    cdef int shard                       # where it was sent; -1: it is kept until a link is in step
-    cdef bint is_answer                  # to a request to another account: it is kept until all links are in step
+    cdef int shard                       # where it was sent; -1: it is kept until all interest is known
+    cdef bint is_answer                  # to a request to another account: it is kept until all interest is known
     cdef ClientConnection client         # held until its answer has been passed on; None: it came over a link
     cdef Former former                   # takes it if nobody else does; None: there is none
     # What a second try needs. `tail` None: there is no second try.
@@ -125,7 +125,7 @@ cdef class Reroutes:
     cdef int keep_answer(self, Sublist sublist, bytes subject, Publish *message, object client) except -1
     cdef uint64_t unknown(self) noexcept
     cdef bint must_wait(self, const uint8_t *subject, size_t size) except -1
-    # Whether answers with this prefix wait for a link to be in step.
+    # Whether answers with this prefix wait for a sibling whose interest is not known.
     cdef bint keeps_answers(self, bytes prefix) except -1
     # Finds a place for each message to a queue group in the output of a connection that is gone; `queues`: sid → group;
     # `publishers`: the number of a message, from 0 on, → the client that has published it and wants no echo.
@@ -135,7 +135,7 @@ cdef class Reroutes:
     # QACK or QNAK came.
     cdef int settled(self, uint64_t id, bint is_taken) except -1
     cdef int conclude(self, Orphan orphan, bint is_taken) except -1
-    # All links are in step, or one that was not will not come back: kept messages are tried again.
+    # All interest is known, or a link that was out of step will not come back: kept messages are tried again.
     cdef int on_step(self) except -1
     # The link to a sibling is gone.
     cdef int on_part(self, int shard) except -1

@@ -23,8 +23,6 @@ from collections.abc import Iterator
 
 import msgspec
 
-from gnatswarm.broker.bounds import NO_MAX_CONNECTIONS
-from gnatswarm.broker.limits import Limits
 from gnatswarm.broker.options import Options
 from gnatswarm.router.commands.first_screen import is_compiled
 from gnatswarm.router.config.conf_tree import ConfigError
@@ -35,6 +33,7 @@ from gnatswarm.router.config.stats_place import default_directory
 from gnatswarm.router.listening import steering
 from gnatswarm.router.listening.listeners import BACKLOG, ListenError, Listeners, address_text, set_in
 from gnatswarm.router.listening.monitor_socket import monitoring_host
+from gnatswarm.router.supervision.descriptors import clients_wanted
 from gnatswarm.shards.boundary import linkdir
 
 OK, WARN, FAIL = "OK", "WARN", "FAIL"
@@ -217,9 +216,7 @@ def _open_files(options: Options) -> Finding:
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard == resource.RLIM_INFINITY:
         return Finding("open files", OK, "no limit")
-    wanted, shown = options.limits.max_connections, str(options.limits.max_connections)
-    if wanted == NO_MAX_CONNECTIONS:
-        wanted, shown = Limits().max_connections, "without limit"
+    wanted, shown = clients_wanted(options)
     advice = f"raise it: LimitNOFILE={wanted + 1024} in a unit file, `ulimit -n`, or /etc/security/limits.conf"
     if hard < LEAST_OPEN_FILES:
         return Finding("open files", FAIL, f"at most {hard} for each process", advice)

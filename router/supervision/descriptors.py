@@ -42,17 +42,20 @@ def needed(options: Options, shards: int) -> int:
     return max(router, -(-shard * 16 // 13))
 
 
+def clients_wanted(options: Options) -> tuple[int, str]:
+    """How many clients there is to be room for, and max_connections as it is shown. Without a limit: the default."""
+    most = options.limits.max_connections
+    if most != NO_MAX_CONNECTIONS:
+        return most, str(most)
+    from gnatswarm.broker.limits import Limits
+
+    return Limits().max_connections, "without limit"
+
+
 def scarcity(options: Options, shards: int) -> str:
-    """A warning that far fewer clients fit than max_connections allows, with advice; "": enough of them fit.
-
-    Without a limit that is as many as by default.
-    """
+    """A warning that far fewer clients fit than max_connections allows, with advice; "": enough of them fit."""
     limit, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted, shown = options.limits.max_connections, str(options.limits.max_connections)
-    if wanted == NO_MAX_CONNECTIONS:
-        from gnatswarm.broker.limits import Limits
-
-        wanted, shown = Limits().max_connections, "without limit"
+    wanted, shown = clients_wanted(options)
     if limit == resource.RLIM_INFINITY or wanted <= 0:
         return ""
     room = max(0, limit * 13 // 16 - SHARD_OWN - bool(options.websocket.port) - (shards - 1)) * shards

@@ -276,15 +276,20 @@ def test_a_log_file_that_cannot_be_opened_leaves_logging_as_it_was_and_the_rest_
     assert router.reload_failed_us == 0
 
 
-async def test_the_router_goes_on_while_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    router = Router(Options())
-    may_go_on = threading.Event()
+def read_when(may_go_on: threading.Event) -> Callable[[Options], Options]:
+    """A configuration with a token that is read when the test says so."""
 
     def reparse(_: Options) -> Options:
         assert may_go_on.wait(20)
         return Options(auth_token="t")
 
-    reloader = router.reloader(reparse)
+    return reparse
+
+
+async def test_the_router_goes_on_while_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    router = Router(Options())
+    may_go_on = threading.Event()
+    reloader = router.reloader(read_when(may_go_on))
     task = asyncio.create_task(reloader.reload())
     await until(lambda: router.steps == ["reloading"])
     assert reloader.is_under_way and router.options == Options()
@@ -384,12 +389,7 @@ async def test_a_configuration_that_is_not_read_in_time_holds_up_nobody(monkeypa
     monkeypatch.setattr(reloader_module, "READ_WITHIN_S", 0.0)
     router = Router(before := Options())
     may_go_on = threading.Event()
-
-    def reparse(_: Options) -> Options:
-        assert may_go_on.wait(20)
-        return Options(auth_token="t")
-
-    reloader = router.reloader(reparse)
+    reloader = router.reloader(read_when(may_go_on))
     first = asyncio.create_task(reloader.reload())
     for _ in range(2):
         assert (await reloader.reload_everywhere()).refused == (reloader_module.NOT_READ,)
@@ -406,12 +406,7 @@ async def test_a_configuration_that_is_read_late_is_applied(monkeypatch: pytest.
     monkeypatch.setattr(reloader_module, "READ_WITHIN_S", 0.0)
     router = Router(Options())
     may_go_on = threading.Event()
-
-    def reparse(_: Options) -> Options:
-        assert may_go_on.wait(20)
-        return Options(auth_token="t")
-
-    reloader = router.reloader(reparse)
+    reloader = router.reloader(read_when(may_go_on))
     assert (await reloader.reload_everywhere()).refused
     await until(lambda: not reloader.is_under_way)
     may_go_on.set()
