@@ -46,6 +46,9 @@ class Supervision(BrokerCommands, RollingCommands, Protocol):
     async def wait_ended(self) -> int:
         """Wait until the broker has stopped; returns the exit code."""
 
+    def stop_ticking(self) -> None:
+        """Handle time no more."""
+
 
 def import_companions() -> None:
     """Import what Companions.run() needs."""
@@ -165,6 +168,7 @@ class Companions:
                 await self._monitor.start()
             return await supervisor.wait_ended()
         finally:
+            supervisor.stop_ticking()
             broker.keeper.close()
             self._operators.close()
             self._placing.close()

@@ -58,6 +58,7 @@ class Supervisor:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._done: asyncio.Future[int] | None = None
         self._last_tick = 0.0
+        self._next_tick: asyncio.TimerHandle | None = None
         self._exit_code: int | None = None  # not None: the broker is stopping
         self._relays = RelayKeeping(broker)
         self._standby = Standby(broker.keeper, self._on_message, self._on_channel_ended)
@@ -165,6 +166,11 @@ class Supervisor:
         assert self._done is not None
         return await self._done
 
+    def stop_ticking(self) -> None:
+        """Handle time no more: what belongs to the broker is about to be closed, while the loop still runs."""
+        if self._next_tick is not None:
+            self._next_tick.cancel()
+
     def close(self) -> None:
         """Release everything, the broker's too: leaves no process, descriptor, socket file or directory of ours."""
         self._broker.keeper.close()
@@ -240,11 +246,16 @@ class Supervisor:
         now = time.monotonic()
         gap_s = now - self._last_tick - TICK_S
         self._last_tick = now
-        self._loop.call_later(TICK_S, self._tick)  # first: whatever fails below, shards are looked after
-        for shard in self._broker.members:
-            if gap_s > LATE_S:
-                self._deliver(shard, supervision.Late(gap_s))
-            self._deliver(shard, supervision.TimePassed())
+        self._next_tick = self._loop.call_later(TICK_S, self._tick)  # first: whatever fails below, there is a next one
+        with contextlib.ExitStack() as rest:
+            rest.callback(self._keep_house)
+            for shard in reversed(self._broker.members):
+                rest.callback(self._deliver, shard, supervision.TimePassed())
+                if gap_s > LATE_S:
+                    rest.callback(self._deliver, shard, supervision.Late(gap_s))
+
+    def _keep_house(self) -> None:
+        """What beside the shards has to be looked after again and again."""
         self._broker.page.settle_connections()
         logs.rotate_when_full()
         self._relays.on_tick()

@@ -87,6 +87,7 @@ class Router:
         descriptors: int | None = None,
         program: str = "gnatswarm",
         is_real: bool = False,
+        first: str = "",  # Python that the broker's process runs before all else
         **options: Any,
     ) -> None:
         self.runtime = runtime_directory(tmp_path)
@@ -103,7 +104,7 @@ class Router:
 
         self.process = forkserver().start(
             ["-c", arguments],
-            program=_PROGRAM,
+            program=first + _PROGRAM,
             descriptors=descriptors,
             environment=self.environment,
             is_read=True,

@@ -22,7 +22,7 @@ from gnatswarm.broker.options import Options, Sharding
 from gnatswarm.router.supervision.broker import SupervisedShard
 from gnatswarm.router.supervision.descriptors import needed
 from gnatswarm.router.supervision.supervision import Phase, ShardState, TimePassed
-from gnatswarm.router.supervision.supervisor import Supervisor
+from gnatswarm.router.supervision.supervisor import TICK_S, Supervisor
 from gnatswarm.shards.boundary.control import HasHeadroom, LameDuck, Stop
 from tests.router.routers import DEADLINE_S, Dialled, Router, dial, option_tree, pause, wait_until
 from tests.support.servers import wait_pids_gone
@@ -615,6 +615,51 @@ def test_after_a_tick_that_failed_there_is_another() -> None:
         with pytest.raises(ZeroDivisionError):
             supervisor._tick()
     assert later == [supervisor._tick] * 2
+
+
+def test_a_shard_that_cannot_be_looked_after_costs_no_other_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[object] = []
+    shards = [SupervisedShard(number, is_founder=True) for number in range(3)]
+    broker: Any = SimpleNamespace(members=shards, relays=[], keeper=None)
+    anything: Any = None
+    supervisor: Any = Supervisor(broker, notifier=anything, audience=anything)
+    supervisor._loop = SimpleNamespace(call_later=lambda _delay_s, _tick: None)
+    supervisor._last_tick = time.monotonic()
+
+    def deliver(shard: SupervisedShard, event: object) -> None:
+        looked.append((shard.number, event))
+        assert shard.number != 1
+
+    monkeypatch.setattr(supervisor, "_deliver", deliver)
+    monkeypatch.setattr(supervisor, "_keep_house", lambda: looked.append("house"))
+    with pytest.raises(AssertionError):
+        supervisor._tick()
+    assert looked == [*((number, TimePassed()) for number in range(3)), "house"]
+
+
+# The loop ends only when its threads have.
+_ENDS_SLOWLY = f"""
+import asyncio
+import threading
+from gnatswarm.router.companions import Companions
+run = Companions.run
+async def slowly(self, supervisor):
+    try:
+        return await run(self, supervisor)
+    finally:
+        asyncio.get_running_loop().run_in_executor(None, threading.Event().wait, {3 * TICK_S})
+Companions.run = slowly
+"""
+
+
+def test_a_router_that_is_slow_to_end_looks_after_nothing_meanwhile(tmp_path: Path) -> None:
+    """Sockets of the broker are closed by then: a tick would fail."""
+    with Router(tmp_path, 1, first=_ENDS_SLOWLY) as router:
+        router.wait_ready()
+        router.process.send_signal(signal.SIGTERM)
+        assert router.process.wait(DEADLINE_S) == 0
+        router.log.join()
+        assert [line for line in router.log.lines if "[FTL]" in line] == []
 
 
 def test_scaling_down_to_shards_that_do_not_serve_is_refused() -> None:
