@@ -400,7 +400,8 @@ def _remove_empty(folder: Path) -> None:
 
 
 def _print_ratios(comparison: compare.Comparison) -> None:
-    print(f"\nbetter than {comparison.reference} by (medians of {comparison.rounds}):")
+    rounds = f"up to {comparison.rounds}: it was interrupted" if comparison.is_interrupted else str(comparison.rounds)
+    print(f"\nbetter than {comparison.reference} by (medians of {rounds}):")
     for scenario in comparison.scenarios:
         for label in comparison.others:
             ratios = []

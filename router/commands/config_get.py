@@ -44,7 +44,13 @@ _BLOCKS = {
     "authorization.password": "auth_password",
     "authorization.users": "users",
 }
-_WHOLE = ("tls", "websocket", "cluster", "leafnodes", "accounts", "mappings", "placement", "stats")
+_WHOLE = {
+    **{
+        name: name
+        for name in ("tls", "websocket", "cluster", "leafnodes", "accounts", "mappings", "placement", "stats")
+    },
+    **{"ws": "websocket", "leaf": "leafnodes", "maps": "mappings"},
+}
 
 
 def _pages(options: Options, port: int) -> str:
@@ -103,7 +109,7 @@ def fields_by_name() -> Iterator[tuple[str, str]]:
             for name in key.names:
                 yield name, next(iter(fields))
     yield from _BLOCKS.items()
-    yield from zip(_WHOLE, _WHOLE, strict=True)
+    yield from _WHOLE.items()
 
 
 def _value(options: Options, field: str) -> object:

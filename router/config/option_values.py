@@ -368,7 +368,8 @@ def stats_window_s(value: object) -> float:
     """A duration, or seconds; a tenth of a second to an hour."""
     seconds = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else duration_s(value)
     if not 0.1 <= seconds <= 3600:
-        raise Mistake(f"a window of {seconds:g} s is out of range", 'write "100ms" to "1h"')
+        advice = 'write "100ms" to "1h", with the quotes: without them, m is a million'
+        raise Mistake(f"a window of {seconds:,.10g} s is out of range", advice)
     return seconds
 
 

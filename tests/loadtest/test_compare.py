@@ -221,6 +221,7 @@ def test_an_interrupted_comparison_leaves_what_there_is_and_no_server(broker: Br
         running.send_signal(signal.SIGINT)
         assert running.wait(30) == 130
         log.join()
+    assert "(medians of up to 1000: it was interrupted)" in log.text
     assert "it was interrupted" in (tmp_path / "README.md").read_text()
     assert len(started) >= 2
     assert wait_pids_gone(started, 5.0) == []

@@ -44,11 +44,18 @@ def file(tmp_path: Path) -> str:
         (["http", "-m", "8222"], "127.0.0.1:8222\n"),
         (["http", "-m", "8222", "-a", "0.0.0.0"], "0.0.0.0:8222\n"),
         (["https", "-m", "8222"], "\n"),
+        (["maps"], "[]\n"),
     ],
 )
 def test_values(file: str, capsys: pytest.CaptureFixture[str], words: list[str], printed: str) -> None:
     assert cli.main(["config", "get", *words, "-c", file], program="gnatswarm") == 0
     assert capsys.readouterr().out == printed
+
+
+@pytest.mark.parametrize(("name", "other"), [("websocket", "ws"), ("leafnodes", "leaf"), ("mappings", "maps")])
+def test_a_block_has_both_its_names(name: str, other: str) -> None:
+    found = values(Options(), [name, other])
+    assert found[name] == found[other] != ""
 
 
 def test_all_of_them_are_shown_without_secrets(file: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -314,6 +314,7 @@ def test_a_user_by_flag_has_the_files_password(built: Build, refusals: Callable[
         ("client_advertise: 'a:b'", '1:1: client_advertise: could not parse port "b"'),
         ("accept: x", '1:1: accept: unknown value "x" — write reuseport or handoff'),
         ("shards: 65", "1:1: shards: 65 is out of range"),
+        ("stats { window: 30m }", "1:1: stats: window: a window of 30,000,000 s is out of range"),
         ("cluster: 5", "1:1: Expected map to define cluster"),
         ("jetstream: x", "1:1: Expected 'enabled' or 'disabled' for string value"),
         ("authorization: 5", "1:1: expected a block, not a number"),
