@@ -409,8 +409,12 @@ cdef class ClientConnection(Peer):
         cdef Op op
         cdef OpKind kind
         if self.must_authenticate and data[0] | 0x20 != c'c':
-            self.fail(errors.AuthorizationViolation())
-            return size
+            self.n_slow += 1
+            try:
+                self.session.on_first_operation()
+            except errors.ProtocolError as error:
+                self.fail(error)
+                return size
         if parse_plain_publish(data, size, self.max_line_bytes, &op):
             return self.publish(data, size, &op, whole)
         kind = parse_op(data, size, self.max_line_bytes, &op)

@@ -196,15 +196,14 @@ class Authenticator:
             raise AuthorizationViolation
         return Admission(_identity(user), user.nkey, is_nkey=True, kind=kind)
 
-    def is_current(self, question: HashedPassword) -> bool:
-        """Whether the rules that led to this comparison are still the same."""
-        admission = question.admission
-        if self._token:
-            return self._token == question.hashed and admission.identity == NOBODY
-        user = self._users.get(admission.name)
-        if user is None or not user.may_come_by(admission.kind):
-            return False
-        return user.password == question.hashed and _identity(user) == admission.identity
+    def admitted(self, question: HashedPassword) -> Identity | None:
+        """The identity, under these rules, of a client whose password was found to match; None: it is refused.
+
+        They may be others than those that led to the comparison. Who gave a user's password has given no token.
+        """
+        if not question.is_known or (self._token and question.admission.name):
+            return None
+        return self.readmit(question.admission)
 
     def readmit(self, admission: Admission) -> Identity | None:
         """The identity, under these rules, of a client admitted under earlier ones; None: it would be refused now.

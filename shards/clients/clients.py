@@ -16,7 +16,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
-from gnatswarm.broker.access.auth import Authenticator, Verdicts, for_websocket
+from gnatswarm.broker.access.auth import NOBODY, Authenticator, Verdicts, for_websocket
 from gnatswarm.broker.access.nkey import new_nonce
 from gnatswarm.broker.connection import ClientConnection
 from gnatswarm.broker.errors import (
@@ -28,7 +28,7 @@ from gnatswarm.broker.errors import (
     ProtocolError,
 )
 from gnatswarm.broker.frozen import RecordRefused
-from gnatswarm.broker.options import GLOBAL_ACCOUNT, STANDARD, WEBSOCKET
+from gnatswarm.broker.options import GLOBAL_ACCOUNT
 from gnatswarm.broker.trace import Tracer
 from gnatswarm.shards.clients.account_census import AccountCensus
 from gnatswarm.shards.clients.allowances import Allowances
@@ -270,22 +270,24 @@ class Clients:
         if not admitted:
             greeting = info if gate is None or (kind == "nats" and not gate.is_silent) else b""
             self._refuse(fd, greeting, MaximumConnectionsExceeded())
+            self.closed.note_refused(cid, host, port, kind)
             fields = {"cid": cid, "address": f"{host}:{port}"}
             logger.error("%s:%d - cid:%d - maximum connections exceeded", host, port, cid, extra={"log_fields": fields})
             return
         if kind == "nats" and gate is not None and gate.context is not None and self._is_throttled():
             self._page.remove_connection(self._shard)
             self._refuse(fd, b"" if gate.is_silent else info, ConnectionThrottling())
+            self.closed.note_refused(cid, host, port, kind)
             return
-        anonymous = self.authenticators[kind].anonymous(WEBSOCKET if kind == "websocket" else STANDARD)
-        session = ClientSession(self, cid, host, port, kind=kind, nonce=nonce, must_authenticate=anonymous is None)
+        must_authenticate = self.authenticators[kind].is_required
+        session = ClientSession(self, cid, host, port, kind=kind, nonce=nonce, must_authenticate=must_authenticate)
         connection = session.connection
         if self._is_holding:
             connection.wait()
         refused: ProtocolError | None = None
-        if anonymous is not None:
+        if not must_authenticate:
             try:
-                session.enter(anonymous)
+                session.enter(NOBODY)
             except MaximumAccountConnectionsExceeded as error:
                 refused = error
         self.open[cid] = session
@@ -515,9 +517,9 @@ class Clients:
             template = self._connected[which] = general.for_connected(session.account, is_system=is_system)
         return template.line(session.connection.cid, session.host)
 
-    def on_connected(self, session: ClientSession) -> None:
-        """Its first CONNECT was accepted."""
-        self._system.on_connected(session)
+    def on_connected(self, session: ClientSession, before: str = "", *, is_announced: bool = True) -> None:
+        """It has logged in; `before`: the account in which it was until now. `is_announced`: there is an event."""
+        self._system.on_connected(session, before, is_announced=is_announced)
 
     def on_refused(self, session: ClientSession) -> None:
         """The client's log-in was refused; it is about to be closed."""

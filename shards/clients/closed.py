@@ -76,6 +76,18 @@ class Closed:
         if session.reason in SLOW:
             self.slow.add(row, size)
 
+    def note_refused(self, cid: int, host: str, port: int, kind: str) -> None:
+        """A connection was closed when it was accepted, because there are as many as may be."""
+        now_us = time.time_ns() // 1000
+        row = ConnectionRow(
+            *(cid, host, port, now_us, now_us, now_us),
+            CloseReason.MAXIMUM_CONNECTIONS_EXCEEDED.text,
+            *(0, 0, 0, 0, 0, 0, 0),
+            *("", "", "", ""),
+            kind=kind,
+        )
+        self.latest.add(row, row_bytes(row))
+
     def note_moved(self, account: str, in_msgs: int, in_bytes: int, out_msgs: int, out_bytes: int) -> None:
         """A client with these counters goes on in another shard; with negative ones, it has come from another."""
         if account:
@@ -152,7 +164,7 @@ def connection_row(session: ClientSession, offset_us: int) -> ConnectionRow:
         utf8_text(connect.lang),
         utf8_text(connect.version),
         utf8_text(session.shown_user),
-        session.account,
+        session.account or session.full_account,
         kind=session.kind,
         tls_version=session.tls_version,
         tls_cipher_suite=session.tls_cipher_suite,

@@ -27,6 +27,7 @@ from gnatswarm.broker.errors import (
     AuthenticationTimeout,
     AuthorizationViolation,
     CloseReason,
+    MaximumAccountConnectionsExceeded,
     PermissionsViolation,
     ProtocolError,
     subscription_revoked,
@@ -120,8 +121,8 @@ class SessionOwner(Protocol):
     def note_denied(self, account: str, user: str, *, is_publish: bool) -> None:
         """Permissions did not allow a publish, or a subscription."""
 
-    def on_connected(self, session: ClientSession) -> None:
-        """Its first CONNECT was accepted."""
+    def on_connected(self, session: ClientSession, before: str = "", *, is_announced: bool = True) -> None:
+        """It has logged in; `before`: the account in which it was until now. `is_announced`: there is an event."""
 
     def on_refused(self, session: ClientSession) -> None:
         """The client's log-in was refused; it is about to be closed."""
@@ -171,6 +172,7 @@ class ClientSession:
         "cookies",
         "counted_at",
         "ended_s",
+        "full_account",
         "gave_token",
         "host",
         "kind",
@@ -217,6 +219,7 @@ class ClientSession:
         self.cookies: Credentials | None = None  # for its first CONNECT
         self.user = ""
         self.account = ""
+        self.full_account = ""  # that of its CONNECT, which had no room for it; "": it had
         self.counted_at = -1  # its account's place on the page; -1: it is not counted
         self.claimed = ""  # the user or nkey that it claimed to be, admitted or not
         self.was_refused = False  # and never admitted
@@ -431,9 +434,10 @@ class ClientSession:
         try:
             if is_same is None:
                 raise AuthenticationTimeout
-            if not is_same or not self._rules.is_current(question):
+            identity = self._rules.admitted(question) if is_same else None
+            if identity is None:
                 raise AuthorizationViolation
-            self._log_in(options, question.admission)
+            self._log_in(options, msgspec.structs.replace(question.admission, identity=identity))
         except ProtocolError as why:
             self._remember(options)
             error = why
@@ -482,9 +486,23 @@ class ClientSession:
             error = why
         self.connection.log_in_decided(error)
 
+    def on_first_operation(self) -> None:
+        """It begins with something else than CONNECT: it is the no_auth_user, if there is one. ProtocolError.
+
+        Not before: its CONNECT may say that it is somebody else, and until then it is counted for no account.
+        """
+        identity = self._rules.anonymous(self.connection_type)
+        if identity is None:
+            raise AuthorizationViolation
+        self.enter(identity)
+        self.admission = Admission(identity, is_anonymous=True, kind=self.connection_type)
+        self.connection.authenticated()
+        self._clients.on_connected(self, is_announced=self._clients.is_like_newer)
+
     def _become(self, options: ClientOptions, admission: Admission) -> None:
         is_first = self.admission is None
         is_like_newer = self._clients.is_like_newer
+        before = "" if is_first else self.account
         self.enter(admission.identity)
         self.end_some(LOOKED_AT_ONCE)
         self.cookies = None
@@ -505,11 +523,11 @@ class ClientSession:
         self.connection.authenticated()
         if is_first and is_like_newer and options.protocol:
             self.connection.send_info_after_pong(self._clients.info_of_connected(self))
-        if is_first:
+        if is_first and self.socket is not None:
             # As on nats-server: how long it took to send CONNECT, until its first PONG tells better.
-            if self.socket is not None:
-                self.connection.estimate_rtt(max(0, time.monotonic_ns() // 1000 - self.socket.opened))
-            self._clients.on_connected(self)
+            self.connection.estimate_rtt(max(0, time.monotonic_ns() // 1000 - self.socket.opened))
+        if before != self.account:
+            self._clients.on_connected(self, before)
 
     def enter(self, identity: Identity) -> None:
         """Give the client this identity. AuthorizationViolation when it cannot change to it."""
@@ -518,7 +536,11 @@ class ClientSession:
         held = self.connection.subscriptions
         if held and identity.account != self.account:
             raise AuthorizationViolation  # or its subscriptions would hear another account's messages
-        self._clients.census.move(self, identity.account, rights.most_connections(identity.account))
+        try:
+            self._clients.census.move(self, identity.account, rights.most_connections(identity.account))
+        except MaximumAccountConnectionsExceeded:
+            self.full_account = identity.account
+            raise
         self._enter(identity, permissions)
 
     def reenter(self, identity: Identity) -> bool:

@@ -59,6 +59,12 @@ COUNT_S = 0.5
 # Of a number of subscriptions.
 MOST_DIGITS = 16
 READ_BYTES = 64 * 1024
+# Why connections end that have not logged in: of these there is an event, in $G, as in nats-server 2.15.
+TOLD_OF_STRANGERS = (
+    CloseReason.AUTHENTICATION_FAILURE,
+    CloseReason.AUTHENTICATION_TIMEOUT,
+    CloseReason.CLIENT_CLOSED,
+)
 
 
 def _now_us() -> int:
@@ -335,11 +341,15 @@ class System:
 
     # ---- events of clients
 
-    def on_connected(self, session: ClientSession) -> None:
-        """The client's CONNECT was accepted."""
+    def on_connected(self, session: ClientSession, before: str = "", *, is_announced: bool = True) -> None:
+        """The client has logged in, and comes from account `before` if it had done so already."""
         if not self._is_heard:
             return
+        if before:
+            self._note_change(before)
         self._note_change(session.account)
+        if not is_announced:
+            return
         if self._speaks_of(session.account) and self._is_wanted(f"$SYS.ACCOUNT.{session.account}.CONNECT"):
             now_us = _now_us()
             self._publish(*advisory.connected(self._named(now_us), now_us, self._tagged(_person(session))))
@@ -348,10 +358,14 @@ class System:
         """The client has been closed; its connection still has its counters."""
         if not self._is_heard:
             return
-        account = session.account if session.admission is not None else GLOBAL_ACCOUNT
         if session.admission is not None:
+            account = session.account
             self._note_change(account)
-        elif not self._is_like_newer or session.reason is not CloseReason.AUTHENTICATION_FAILURE:
+        elif session.full_account:
+            account = session.full_account
+        elif self._is_like_newer and session.reason in TOLD_OF_STRANGERS:
+            account = GLOBAL_ACCOUNT
+        else:
             return
         if self._speaks_of(account) and self._is_wanted(f"$SYS.ACCOUNT.{account}.DISCONNECT"):
             self._publish(*advisory.disconnected(*self._end_of(session)))
@@ -374,7 +388,7 @@ class System:
     def _leaver(self, session: ClientSession, now_us: int) -> Person:
         who = _person(session, now_us)
         if session.admission is None:  # it was refused, whatever account its connection began in
-            who = msgspec.structs.replace(who, account=GLOBAL_ACCOUNT)
+            who = msgspec.structs.replace(who, account=session.full_account or GLOBAL_ACCOUNT)
         return self._tagged(who)
 
     def _tagged(self, who: Person) -> Person:

@@ -273,10 +273,11 @@ class HubSession(LeafConnection):
 
     def on_compared(self, question: HashedPassword, is_same: bool | None) -> None:
         """The result of comparing its password with the hash; None: not compared, because too many were waiting."""
+        identity = self._owner.authenticator.admitted(question) if is_same else None
         if is_same is None:
             self._give_up()
-        elif is_same and self._owner.authenticator.is_current(question):
-            self._log_in(question.admission)
+        elif identity is not None:
+            self._log_in(msgspec.structs.replace(question.admission, identity=identity))
         else:
             self._refuse_login()
         self.link.log_in_decided()

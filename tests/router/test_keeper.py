@@ -85,8 +85,12 @@ def no_descriptors(pid: int) -> tuple[int, int]:
 
 def held_options(pid: int) -> list[int]:
     """The generations of the options that the keeper holds."""
-    held = [one.path for one in os.scandir(f"/proc/{pid}/fd") if "memfd:gnatswarm-options" in os.readlink(one.path)]
-    return [msgspec.msgpack.decode(Path(one).read_bytes())["generation"] for one in held]
+    found: list[int] = []
+    for one in os.scandir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):  # it is closing that one, for the next
+            if "memfd:gnatswarm-options" in os.readlink(one.path):
+                found.append(msgspec.msgpack.decode(Path(one.path).read_bytes())["generation"])
+    return found
 
 
 def info_from(port: int) -> bytes:

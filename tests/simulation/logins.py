@@ -209,7 +209,7 @@ class Owner:
     def on_refused(self, session: ClientSession) -> None:
         """Nothing is said of it."""
 
-    def on_connected(self, session: ClientSession) -> None:
+    def on_connected(self, session: ClientSession, before: str = "", *, is_announced: bool = True) -> None:
         """Nothing is said of it."""
 
     def on_system_request(self, session: ClientSession, subject: bytes, reply: bytes, payload: bytes) -> bool:

@@ -114,6 +114,9 @@ class Session:
         )
         self.connection.authenticated()
 
+    def on_first_operation(self) -> None:
+        raise AuthorizationViolation
+
     def on_info(self, raw: bytes) -> None:
         require_object(raw)
 

@@ -9,7 +9,7 @@ import nkeys
 import pytest
 from nacl.signing import SigningKey
 
-from gnatswarm.broker.access.auth import Admission, Authenticator, HashedPassword, Verdicts
+from gnatswarm.broker.access.auth import NOBODY, Admission, Authenticator, HashedPassword, Identity, Verdicts
 from gnatswarm.broker.access.connect import ClientOptions
 from gnatswarm.broker.access.nkey import is_signed_by, new_nonce, user_key
 from gnatswarm.broker.errors import AuthorizationViolation
@@ -180,8 +180,9 @@ def test_an_unknown_user_is_not_let_in_whatever_the_comparison_says():
     rules = Authenticator(HASHED, verdicts)
     question = rules.examine(said(user="who", password="x"))
     assert isinstance(question, HashedPassword)
-    assert not question.is_known and not rules.is_current(question)
+    assert not question.is_known
     verdicts.note(question.key, True)
+    assert rules.admitted(question) is None
     with pytest.raises(AuthorizationViolation):
         rules.examine(said(user="who", password="x"))
 
@@ -196,7 +197,7 @@ def test_beside_hashed_passwords_a_plain_one_is_refused_no_faster_than_an_unknow
         known = rules.examine(said(user=name, password="x"))
         assert isinstance(unknown, HashedPassword) and isinstance(known, HashedPassword)
         assert (known.hashed, known.is_known) == (unknown.hashed, False)
-        assert not rules.is_current(known)
+        assert rules.admitted(known) is None
         with pytest.raises(AuthorizationViolation):
             compared(rules, verdicts, said(user=name, password="x"))
     assert isinstance(rules.examine(said(user="plain", password="1")), Admission)
@@ -236,15 +237,23 @@ def test_who_came_in_by_another_hash_has_to_come_again():
     assert Authenticator(Options(users=(User("a", "other"),)), verdicts).readmit(admission) is None
 
 
-def test_rules_that_changed_meanwhile_do_not_let_in():
-    rules = Authenticator(HASHED)
-    question = rules.examine(said(user="a", password="s3cret"))
-    assert isinstance(question, HashedPassword) and rules.is_current(question)
-    for changed in (OTHER_HASH, "s3cret"):
-        assert not Authenticator(Options(users=(User("a", changed),))).is_current(question)
-    assert not Authenticator(Options(users=(User("a", HASH, account="A"),))).is_current(question)
-    assert not Authenticator(Options()).is_current(question)
-    assert not Authenticator(Options(auth_token=HASH)).is_current(question)  # who has that token is not this user
+def test_of_rules_that_changed_meanwhile_the_present_ones_decide():
+    verdicts = Verdicts()
+    question = Authenticator(HASHED, verdicts).examine(said(user="a", password="s3cret"))
+    assert isinstance(question, HashedPassword)
+    verdicts.note(question.key, True)
+
+    def admitted(*users: User, auth_token: str = "") -> Identity | None:
+        return Authenticator(Options(users=users, auth_token=auth_token), verdicts).admitted(question)
+
+    assert admitted(User("a", HASH)) == Identity("a")
+    assert admitted(User("a", HASH, account="A")) == Identity("a", "A")
+    assert admitted(User("a", HASH, permissions=Permissions())) == Identity("a", permissions=Permissions())
+    assert admitted(User("a", "s3cret")) == Identity("a")  # the same password, not hashed any more
+    assert admitted() == NOBODY
+    assert admitted(User("a", OTHER_HASH)) is None
+    assert admitted(User("b", HASH)) is None
+    assert admitted(auth_token="another") is admitted(auth_token="s3cret") is None
 
 
 def test_no_secret_is_shown_or_kept():

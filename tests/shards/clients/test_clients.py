@@ -82,7 +82,7 @@ async def test_clients_beyond_a_limit_of_a_reload_are_closed_in_turns(
     clients = house.shard.clients
     many, stay = 4 * SURPLUS_AT_ONCE, 10
     for _ in range(many):
-        house.connect()
+        await house.connect().talk(b"PING\r\n", wanted=b"PONG\r\n")
     left: list[int] = []  # by turn
     done: list[int] = []
     house.shard.reload(allowing(stay, by_account=by_account), lambda: done.append(len(clients.open)))
@@ -105,7 +105,7 @@ async def test_a_reload_that_allows_more_again_keeps_those_that_were_not_closed_
     house = OneShard(allowing(900, by_account=by_account))
     clients = house.shard.clients
     for _ in range(4 * SURPLUS_AT_ONCE):
-        house.connect()
+        await house.connect().talk(b"PING\r\n", wanted=b"PONG\r\n")
     done: list[str] = []
     house.shard.reload(allowing(10, by_account=by_account), lambda: done.append("fewer"))
     house.shard.reload(allowing(900, by_account=by_account), lambda: done.append("more"))
@@ -304,14 +304,14 @@ TOKEN = Options(auth_token=HASH)
     [
         (USER, AS_USER, Options(users=(User("a", HASH), User("b", "b"))), True, True),
         (USER, AS_USER, Options(users=(User("a", OTHER_HASH),)), False, False),
-        (USER, AS_USER, Options(users=(User("a", "good"),)), False, True),
+        (USER, AS_USER, Options(users=(User("a", "good"),)), True, True),
         (USER, AS_USER, Options(users=(User("b", "b"),)), False, False),
-        (USER, AS_USER, Options(users=(User("a", HASH, account="A"),), accounts=(Account("A"),)), False, True),
+        (USER, AS_USER, Options(users=(User("a", HASH, account="A"),), accounts=(Account("A"),)), True, True),
         (USER, AS_USER, Options(users=(User("a", HASH, connection_types=("WEBSOCKET",)),)), False, False),
         (USER, AS_USER, Options(auth_token="good"), False, False),
         (TOKEN, BY_TOKEN, Options(auth_token=HASH, server_tags=("x",)), True, True),
         (TOKEN, BY_TOKEN, Options(auth_token=OTHER_HASH), False, False),
-        (TOKEN, BY_TOKEN, Options(auth_token="good"), False, True),
+        (TOKEN, BY_TOKEN, Options(auth_token="good"), True, True),
         (TOKEN, BY_TOKEN, USER, False, False),
     ],
     ids=[
@@ -596,3 +596,18 @@ async def test_streams_of_a_reload_are_followed_though_another_one_begins_before
             assert await client.talk(b"PING\r\n") == b"MSG y.s.1 1 1\r\nx\r\nPONG\r\n"
     finally:
         house.close()
+
+
+@pytest.mark.parametrize("after", [Options(users=(User("a", "a"),)), Options()], ids=["no guests", "nobody logs in"])
+async def test_a_reload_does_not_touch_who_has_not_said_yet_who_it_is(after: Options) -> None:
+    """It may be about to log in, though as a guest it could not stay."""
+    house = OneShard(Options(users=(User("a", "a"), User("guest")), no_auth_user="guest"))
+    quiet, guest = house.connect(), house.connect()
+    await guest.talk(b"PING\r\n")
+    house.shard.reload(after)
+    assert (await quiet.talk(b'CONNECT {"verbose":false,"user":"a","pass":"a"}\r\nPING\r\n')).endswith(b"PONG\r\n")
+    if after.users:
+        assert VIOLATION in await guest.wait(VIOLATION)
+    else:
+        assert await guest.talk(b"PING\r\n") == b"PONG\r\n"
+    house.close()
