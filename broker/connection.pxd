@@ -28,6 +28,7 @@ cdef enum Ending:
     ENDING_RENEWED = 1  # none: their account imports other streams
     ENDING_DENIED = 2   # those that new permissions do not allow, and that get nothing any more (OutBuf.is_narrowing)
     ENDING_ALL = 3      # it logs in anew
+    ENDING_GONE = 4     # it takes nothing more: members of queue groups as where a connection ends
 
 
 # Lets a PONG go out when siblings have seen everything that the client caused (promise 2 of the design).
@@ -159,6 +160,9 @@ cdef class ClientConnection(Peer):
     cdef void set_filter(self) noexcept
     # The last of its former members has ended.
     cdef int on_members_left(self) except -1
+    # Nothing that it is sent arrives any more: its output is dropped, and its subscriptions end. What it had said before
+    # is carried out. To be called once, in no fan-out, behind OutBuf.is_deaf.
+    cdef int become_deaf(self) except -1
     cdef int fail(self, object error) except -1
     cdef void ok(self) noexcept
     cdef void release_pong(self) noexcept

@@ -858,6 +858,8 @@ cdef class ClientConnection(Peer):
         cdef uint32_t hash
         cdef Sub *sub
         # In nats-server's order: permissions, tokens; at the limit each SUB is an error; a sid in use is not looked at.
+        if unlikely(self.out.is_deaf):
+            return 0
         if not self.may_subscribe(op):
             return self.fail(errors.subscription_violation(op.subject.at[:op.subject.size],
                                                            op.queue.at[:op.queue.size] if op.queue.size else b'',
@@ -1055,6 +1057,13 @@ cdef class ClientConnection(Peer):
         if self.subs.count:
             self.begin_ending(ENDING_ALL)
 
+    cdef int become_deaf(self) except -1:
+        out_release(&self.out)
+        if self.subs.count:
+            self.begin_ending(ENDING_GONE)
+            self.session.on_subscriptions_due()
+        return 0
+
     cdef void begin_ending(self, Ending which) noexcept:
         if which > self.ending:
             self.ending = which
@@ -1085,8 +1094,8 @@ cdef class ClientConnection(Peer):
             most -= 1
             at = self.end_at
             sub = <Sub *>slot_item(self.subs.slots[at])
-            if self.ending == ENDING_ALL:
-                if sub.group == NULL:
+            if self.ending >= ENDING_ALL:
+                if sub.group == NULL or self.ending == ENDING_GONE:
                     self.end_subscription(sub)
                 else:
                     self.retire(sub)

@@ -131,6 +131,7 @@ ctypedef struct OutBuf:
     uint8_t is_shut          # it moves, and takes none of what is published on this shard
     uint8_t is_narrowing     # some of its subscriptions may not be granted by `filter`, and are being ended
     uint8_t has_grace        # it has moved, or moves: GRACE_BYTES more may be pending, until its limit is enough
+    uint8_t is_deaf          # a client that takes nothing more, as close_reason says, but is read on: see become_deaf()
     uint8_t has_surplus      # detached, with a subscription's max: some of it may be dropped when its record is here
 
 cdef enum:

@@ -562,6 +562,12 @@ class ClientSession:
         if self.connection.is_ending:
             self._clients.end_soon(self)
 
+    def on_subscriptions_due(self) -> None:
+        """It takes nothing more, and is only heard out: its subscriptions end."""
+        self.end_some(LOOKED_AT_ONCE)
+        if self.connection.is_ending:
+            self._clients.end_soon(self)
+
     def end_some(self, most: int) -> None:
         """End what is due of its next `most` subscriptions, and tell it; behind the last, go on with its log-in."""
         names_queue = self._clients.is_like_newer

@@ -773,6 +773,8 @@ cdef class LayeredSocket(Socket):
         self.unsent = None
         if not self.hears_out(error):
             out_condemn(&self.peer.out, CLOSE_WRITE_ERROR)
+        elif self.may_take():   # (reading may have stopped because of MOST_UNSENT)
+            self.arm(self.armed | <uint32_t>EPOLLIN)
 
     # ---- the end
 

@@ -40,6 +40,7 @@ cdef class Socket(Source):
     cdef ReadHabit habit
     cdef bint is_lingering       # everything was sent; input is thrown away until the peer has it all, or closes
     cdef bint is_opening         # a handshake comes before the protocol: no log-in deadline, no pings yet
+    cdef bint is_heard_out       # the peer is deaf (OutBuf.is_deaf), and has been told so
     cdef uint64_t opened_us
     cdef readonly uint64_t used_us     # when it was last used: messages and subscriptions, not pings …
     cdef readonly uint64_t work        # … as of this count of them
@@ -61,6 +62,8 @@ cdef class Socket(Source):
     cdef void show_sent(self, iovec *parts, int n, Py_ssize_t size) noexcept
     cdef void flush(self) noexcept
     cdef bint hears_out(self, int error) noexcept
+    cdef bint must_end(self) noexcept
+    cdef int hear_out(self) except -1
     cdef void look_whether_it_takes(self) noexcept
     cdef void block(self) noexcept
     # The peer's last bytes are sent: a layer sends its own.

@@ -15,8 +15,8 @@ from posix.unistd cimport close as close_fd
 
 from gnatswarm.broker.outbuf cimport (
     CLOSE_CLIENT_CLOSED, CLOSE_NONE, CLOSE_PARSE_ERROR, CLOSE_READ_ERROR, CLOSE_SLOW_CONSUMER_PENDING_BYTES,
-    CLOSE_SLOW_CONSUMER_WRITE_DEADLINE, CLOSE_WRITE_ERROR, CloseReason, iovec, out_call, out_condemn, out_gather,
-    out_pending, out_release, out_take)
+    CLOSE_SLOW_CONSUMER_WRITE_DEADLINE, CLOSE_WRITE_ERROR, CloseReason, MOVING_NOT, iovec, out_call, out_condemn,
+    out_gather, out_pending, out_release, out_take)
 from gnatswarm.broker.peer cimport HOLD_STALL, merge_freed
 from gnatswarm.broker.word cimport SLACK, likely, unlikely
 from gnatswarm.shards.sockets.epoll cimport (
@@ -303,12 +303,32 @@ cdef class Socket(Source):
                 return
 
     cdef bint hears_out(self, int error) noexcept:
-        """Nothing more can be sent. What the other end had said before it closed is read, and the end after it."""
+        """Nothing more can be sent. What the other end had said before it closed is read, and the end after it.
+
+        A client has no subscriptions any more then: as a member of a queue group it would take what others could have.
+        """
+        cdef OutBuf *out = &self.peer.out
         if error not in (EPIPE, ECONNRESET):
             return False
-        self.peer.out.is_blocked = 1
+        if not isinstance(self.peer, ClientConnection):
+            out.is_blocked = 1
+        elif not out.is_deaf:
+            if out.close_reason != CLOSE_NONE or out.moving != MOVING_NOT:
+                return False
+            out.is_deaf = 1
+            out.is_blocked = 0
+            out_condemn(out, CLOSE_CLIENT_CLOSED)   # (attend() goes on, behind the fan-out that this may be in)
         self.arm(self.armed & ~<uint32_t>EPOLLOUT)
         return True
+
+    cdef bint must_end(self) noexcept:
+        """Whether the peer is to be closed now: not where it takes nothing more, and is heard out."""
+        return self.peer.is_closing or (self.peer.out.close_reason != CLOSE_NONE and not self.peer.out.is_deaf)
+
+    cdef int hear_out(self) except -1:
+        """Go on with a client that has become deaf."""
+        self.is_heard_out = True
+        return (<ClientConnection>self.peer).become_deaf()
 
     cdef void block(self) noexcept:
         """The kernel takes no more for now."""
@@ -393,7 +413,7 @@ cdef class Socket(Source):
         cdef size_t before
         self.peer.resume(self.reactor.shared, READ_BYTES)   # what was read before, and waited
         for _ in range(DRAIN_READS):
-            if self.fd < 0 or self.peer.out.close_reason != CLOSE_NONE:
+            if self.fd < 0 or self.must_end():
                 return
             before = self.reactor.round.bytes_read
             self.read()
@@ -896,19 +916,22 @@ cdef class Reactor:
             if out.owner == NULL:
                 continue
             socket = <Socket>out.owner
-            if socket.peer.is_closing or out.close_reason != CLOSE_NONE:
+            if socket.must_end():
                 socket.end()
-            elif not socket.peer.holds:
-                try:
+                continue
+            try:
+                if unlikely(out.is_deaf) and not socket.is_heard_out:
+                    socket.hear_out()
+                if not socket.peer.holds:
                     socket.peer.resume(self.shared, READ_BYTES)
                     socket.after_operations()
                     if not socket.peer.holds:
                         socket.arm(socket.armed | EPOLLIN)
                         socket.read_on()
-                except Exception:
-                    if not socket.peer.on_failure():
-                        raise
-                    self.give_up(socket)
+            except Exception:
+                if not socket.peer.on_failure():
+                    raise
+                self.give_up(socket)
         return 0
 
     cdef int resume_held(self) except -1:

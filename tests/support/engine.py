@@ -114,6 +114,9 @@ class Session:
         )
         self.connection.authenticated()
 
+    def on_subscriptions_due(self) -> None:
+        self.connection.end_some(1_000_000)
+
     def on_first_operation(self) -> None:
         raise AuthorizationViolation
 

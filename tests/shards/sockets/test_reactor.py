@@ -9,6 +9,7 @@ import os
 import re
 import select
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -30,7 +31,7 @@ from gnatswarm.shards.sockets.layered import LayeredSocket
 from gnatswarm.shards.sockets.reactor import Reactor
 from gnatswarm.shards.sockets.window import is_on_this_host
 from tests.support.engine import QUIET, Session
-from tests.support.framed import BINARY, frame
+from tests.support.framed import BINARY, PING, frame
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -550,3 +551,67 @@ def test_clients_with_many_subscriptions_that_go_at_once_are_taken_out_in_severa
         bench.reactor.turn()
         rounds += 1
     assert rounds >= 2 and len(bench.owner.closed) == 4
+
+
+def cut(client: socket.socket) -> None:
+    """Close it by a reset."""
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.close()
+
+
+@pytest.mark.parametrize("by_websocket", [False, True], ids=["plain", "websocket"])
+def test_who_takes_nothing_more_has_no_subscriptions_while_what_it_had_said_is_carried_out(
+    bench: Bench, by_websocket: bool
+) -> None:
+    """As a member of a queue group it would lose what others could have had."""
+
+    def wrapped(data: bytes) -> bytes:
+        return frame(BINARY, data) if by_websocket else data
+
+    def has_published(count: int) -> bool:
+        return publishing.in_msgs == count
+
+    gone, fd = bench.connect(by_websocket=by_websocket)
+    other, other_fd = bench.connect()
+    publisher, publisher_fd = bench.connect()
+    session, publishing = bench.sessions[fd], bench.sessions[publisher_fd].connection
+    connection, member = session.connection, bench.sessions[other_fd].connection
+    gone.sendall(wrapped(b"SUB job g 1\r\nSUB job 2\r\n"))
+    other.sendall(b"SUB job g 1\r\n")
+    bench.turn_until(lambda: connection.subscriptions + member.subscriptions == 3)
+    connection.wait()
+    bench.turn_until(lambda: True)
+    gone.sendall(wrapped(b"PUB x 1\r\n.\r\n" * 50 + b"SUB job g 3\r\n"))
+    cut(gone)
+    for count in range(1, 101):
+        publisher.sendall(b"PUB job 1\r\n.\r\n")
+        bench.turn_until(functools.partial(has_published, count))
+    assert (connection.subscriptions, member.subscriptions) == (0, 1)
+    assert bench.owner.closed == []
+    other.settimeout(WITHIN_S)
+    got = b""
+    while got.count(b"MSG") < 99:  # (the first may be what showed that it has gone)
+        got += other.recv(65536)
+    connection.go_on()
+    bench.reactor.finish()
+    bench.turn_until(lambda: bool(bench.owner.closed))
+    assert (connection.in_msgs, connection.subscriptions) == (50, 0)
+    assert bench.owner.closed == [CloseReason.CLIENT_CLOSED]
+
+
+def test_a_flood_of_pings_by_websocket_that_ends_with_a_reset_is_heard_to_its_end(bench: Bench) -> None:
+    """It is not read while so many PONGs wait, and nothing tells when they never will be sent."""
+    client, _ = bench.connect(by_websocket=True)
+    client.setblocking(False)
+    pings = frame(PING, b"z" * 125) * 500
+    full = 0
+    while full < 100:  # turns in a row in which the kernel took no more of them
+        try:
+            client.send(pings)
+            full = 0
+        except BlockingIOError:
+            full += 1
+        bench.reactor.turn()
+    cut(client)
+    bench.turn_until(lambda: bool(bench.owner.closed))
+    assert bench.owner.closed == [CloseReason.CLIENT_CLOSED]
