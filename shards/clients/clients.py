@@ -184,6 +184,7 @@ class Clients:
         self.passing = Passing()
         self._is_holding = False
         self._is_departing = False
+        self._ended_relays: set[str] = set()  # boot ids
         self._finishes = False  # the reactor is to send what was queued
         self.relay: Relay | None = None  # this process stays for the TLS of clients that move; None: they do not
         self.leaf_way: LeafWay | None = None  # None: this broker is no hub
@@ -467,6 +468,7 @@ class Clients:
         session.came_from, session.moved_us = old, time.time_ns() // 1000
         self.passing.come(cid, old, session.moved_us)
         self.census.stay(session, self.rights.most_connections(session.account))
+        self._tell_what_it_missed(session, moved)
         self._reload_now(cid)
         if cid in self._dismiss_later:  # (not at once: its move ends in a turn of the reactor)
             asyncio.get_running_loop().call_soon(partial(self.dismiss, cid, is_kicked=self._dismiss_later.pop(cid)))
@@ -704,7 +706,19 @@ class Clients:
 
     def announce_end_of_relays(self, relays: list[str]) -> None:
         """Ask those clients to reconnect whose TLS is in these processes (`ldm` in INFO)."""
+        self._ended_relays.update(relays)
         self._tell({session: True for session in self.open.values() if session.relay in relays})
+
+    def is_told_to_go(self, session: ClientSession) -> bool:
+        """Whether all clients of this shard, or of this one's relay, are asked to reconnect."""
+        return self._is_departing or session.relay in self._ended_relays
+
+    def _tell_what_it_missed(self, session: ClientSession, moved: MovedClient) -> None:
+        """Tell a client that has come what was announced while it was on its way, unless its old shard has done so."""
+        goes = self.is_told_to_go(session) and not moved.was_told_to_go
+        if goes or moved.news != self.info.news:
+            self._untold[session] = goes
+            self.tell_now(session)
 
     def announce(self, info: InfoTemplate) -> None:
         """Tell every client, and from now on every new one, what is new in INFO; not again that it should leave."""
@@ -742,7 +756,7 @@ class Clients:
         if goes is None:
             return
         # What waits for its first PONG is replaced: it has not heard yet that it should leave.
-        goes = goes or (self._is_departing and not session.connection.was_ponged)
+        goes = goes or (self.is_told_to_go(session) and not session.connection.was_ponged)
         which = session.kind, goes
         template = self._news.get(which)
         if template is None:
