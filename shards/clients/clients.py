@@ -12,7 +12,6 @@ import logging
 import os
 import time
 from collections import deque
-from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
@@ -111,6 +110,17 @@ def _blamed(row: ConnectionRow, user: str) -> str:
     return said
 
 
+class _Disconnection:
+    """Clients that are closed on request, of whom some are about to come: `coming`, by id."""
+
+    __slots__ = ("closed", "coming", "on_done")
+
+    def __init__(self, coming: set[int], closed: int, on_done: Callable[[int], None]) -> None:
+        self.coming = coming
+        self.closed = closed
+        self.on_done = on_done
+
+
 class Clients:
     """All clients of one shard, by id in `sessions`, which is empty at first and shared with `system`.
 
@@ -166,6 +176,7 @@ class Clients:
         self._expected: dict[int, ClientSession] = {}  # clients of other shards that are about to go on here
         self._reload_later: dict[int, bool] = {}  # cid of a client that moves → whether its stream imports have changed
         self._dismiss_later: dict[int, bool] = {}  # cid of a client that is about to come → see dismiss()
+        self._disconnections: list[_Disconnection] = []  # that wait for clients that are about to come
         self._ending: dict[ClientSession, None] = {}  # those with subscriptions to end, in the order of their turns
         self._ends_soon = False
         self._at_once = 0  # so many subscriptions are still renewed in the turn of a reload
@@ -435,6 +446,7 @@ class Clients:
         del self._expected[session.connection.cid]
         self._reload_later.pop(session.connection.cid, None)
         self._dismiss_later.pop(session.connection.cid, None)
+        self._end_waiting(session.connection.cid, was_closed=False)
         self._page.expect_no_more(self._shard)
 
     def lost_on_its_way(self) -> None:
@@ -471,7 +483,7 @@ class Clients:
         self._tell_what_it_missed(session, moved)
         self._reload_now(cid)
         if cid in self._dismiss_later:  # (not at once: its move ends in a turn of the reactor)
-            asyncio.get_running_loop().call_soon(partial(self.dismiss, cid, is_kicked=self._dismiss_later.pop(cid)))
+            asyncio.get_running_loop().call_soon(self._dismiss_now, cid, self._dismiss_later.pop(cid))
         self.finish_soon()
 
     def _open_gated(self, fd: int, connection: ClientConnection, session: ClientSession, gate: Gate) -> Socket:
@@ -683,15 +695,37 @@ class Clients:
             self._reactor.finish()
         return True
 
+    def _dismiss_now(self, cid: int, is_kicked: bool) -> None:
+        """It has come."""
+        was_found = self.dismiss(cid, is_kicked=is_kicked)
+        self._end_waiting(cid, was_closed=was_found)
+
     def close_all(self, reason: CloseReason) -> None:
         """Close every client."""
         self.close(list(self.open.values()), reason)
 
-    def disconnect(self, first_cid: int) -> int:
-        """Close all clients whose id is `first_cid` or higher; returns how many."""
+    def disconnect(self, first_cid: int, on_done: Callable[[int], None]) -> None:
+        """Close all clients whose id is `first_cid` or higher, and on_done(how many) is called: at once, mostly.
+
+        Those that are about to come are closed and counted when they have come, unless their old shard does that.
+        """
         sessions = [session for cid, session in self.open.items() if cid >= first_cid]
+        coming = {cid for cid in self._expected if cid >= first_cid}
+        self._dismiss_later |= dict.fromkeys(coming, True)
         self.close(sessions, CloseReason.KICKED)
-        return len(sessions)
+        if coming:
+            self._disconnections.append(_Disconnection(coming, len(sessions), on_done))
+        else:
+            on_done(len(sessions))
+
+    def _end_waiting(self, cid: int, *, was_closed: bool) -> None:
+        """Nobody waits for this client any more: it has come, or does not come."""
+        for one in [one for one in self._disconnections if cid in one.coming]:
+            one.coming.discard(cid)
+            one.closed += was_closed
+            if not one.coming:
+                self._disconnections.remove(one)
+                one.on_done(one.closed)
 
     def announce_departure(self, *, with_tls_only: bool = False) -> None:
         """Ask every client, and from now on every new one, to reconnect elsewhere (`ldm` in INFO).

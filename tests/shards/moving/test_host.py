@@ -619,6 +619,56 @@ async def test_a_client_hears_in_its_next_shard_what_that_one_knew_before_its_ow
     assert await second.talk(b"PING\r\n") == b"PONG\r\n"
 
 
+async def test_clients_on_their_way_are_disconnected_and_counted_where_they_come(
+    two: LinkedShards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The request is answered when they are gone."""
+    clients = [await come(two, "SUB a 1\r\n") for _ in range(3)]
+    old, new = two.shards
+    cids = old.cids
+    counts: dict[int, list[int]] = {0: [], 1: []}
+    took = new.host._take
+
+    def take(shard: int, message: channel.HandedOver, fd: int) -> None:
+        if records.decoded(message.record).client.cid == cids[1]:
+            assert cids[1] not in old.cids + new.cids
+            for number, one in enumerate(two.shards):
+                one.one.shard.clients.disconnect(cids[1], counts[number].append)
+            assert counts == {0: [1], 1: []}
+        took(shard, message, fd)
+
+    monkeypatch.setattr(new.host, "_take", take)
+    assert await moved(two, 2) == {}
+    await until(lambda: counts[1])
+    assert counts == {0: [1], 1: [1]} and new.cids == cids[:1]
+    for client in clients[1:]:
+        await client.wait(b"nothing")
+        assert client.is_over
+    assert await clients[0].talk(b"PING\r\n") == b"PONG\r\n"
+
+
+async def test_a_client_that_its_old_shard_disconnects_while_it_moves_is_counted_there_alone(
+    two: LinkedShards,
+) -> None:
+    client = await come(two, "SUB a 1\r\n")
+    old, new = two.shards
+    (session,) = old.one.shard.clients.open.values()
+    cid = session.connection.cid
+    assert not old.host.open_way(1)
+    old.moves.move([session.connection], 1)
+    await until(lambda: new.one.shard.clients.is_expected(cid))
+    assert session.connection.is_moving and old.cids == [cid]
+    counts: dict[int, list[int]] = {0: [], 1: []}
+    for number, one in enumerate(two.shards):
+        one.one.shard.clients.disconnect(0, counts[number].append)
+    assert counts == {0: [1], 1: []}
+    await until(lambda: counts[1])
+    assert counts == {0: [1], 1: [0]}
+    assert not new.one.shard.clients.is_expected(cid) and not new.one.shard.clients._dismiss_later
+    await client.wait(b"nothing")
+    assert client.is_over
+
+
 async def test_who_is_told_to_go_and_does_not_come_is_forgotten(two: LinkedShards) -> None:
     """Another client may be told of the same id: of a shard that asks again."""
     await come(two)
