@@ -106,6 +106,9 @@ class InfoTemplate:
             "shard": shard,
         }
         self._template = _template(self._fields)
+        urls = connect_urls, other_urls, websocket_urls, other_websocket_urls
+        # What clients are told of the cluster, and any form of this template says, in a few bytes.
+        self.news = hashlib.sha256(orjson.dumps([cluster, [sorted(some or ()) for some in urls]])).digest()[:8]
         self._websocket_address = websocket_address or (host, port)
         self._websocket_auth_required = websocket_auth_required
         self._others = other_urls or []

@@ -229,6 +229,8 @@ class Companions:
     def on_shard_gone(self, shard: int) -> None:
         """The shard's process was reaped: it will not answer questions any more."""
         self._echo.on_gone(shard)
+        if not self._broker.is_stopping:
+            self._system.on_shard_gone()
         if self._placing is not None:
             self._placing.on_shard_gone(shard)
         if self._monitoring is not None:

@@ -113,7 +113,13 @@ class EmbeddedShard:
 
     def disconnect(self, first_cid: int) -> int:
         """Disconnect all clients whose id is `first_cid` or higher; returns how many."""
-        return self._thread.call(lambda: self._live().clients.disconnect(first_cid))
+
+        def disconnect() -> int:
+            closed: list[int] = []
+            self._live().clients.disconnect(first_cid, closed.append)  # at once: nobody comes from another shard
+            return closed[0]
+
+        return self._thread.call(disconnect)
 
     def published(self, most: int) -> dict[str, int]:
         """Messages by subject since its answer was cached, the most frequent first; without inboxes."""

@@ -194,7 +194,7 @@ class Worker:
             case control.ReopenLog():
                 self._reopen_log()
             case control.Disconnect(first_cid):
-                self._channel.send(control.Disconnected(self._shard.clients.disconnect(first_cid)))
+                self._shard.clients.disconnect(first_cid, lambda clients: self._tell(control.Disconnected(clients)))
             case control.Snapshot():
                 self._snapshots.answer(message)
             case control.SystemReply():

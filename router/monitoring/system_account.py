@@ -51,6 +51,8 @@ class SystemAccount:
         self._answers: SystemAnswers | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed: set[str] = set()  # accounts whose connections are to be published
+        self._said: dict[str, int] = {}  # by account the number that was published last
+        self._doubtful: set[str] = set()  # accounts whose number is to be published if it is another one now
         self._is_saying_changes = False
         self._next_statsz: asyncio.TimerHandle | None = None
         self._statsz_s = FIRST_STATSZ_S
@@ -90,9 +92,19 @@ class SystemAccount:
             self._publish(message.subject, message.payload)
         else:
             self._changed.add(message.account)
-            if not self._is_saying_changes:
-                self._is_saying_changes = True
-                self._do(self._say_changes())
+            self._say_changes_soon()
+
+    def on_shard_gone(self) -> None:
+        """A shard's process has ended, with clients perhaps, of which no shard says anything any more."""
+        if self._view.options.has_system_users:
+            self._doubtful.update(account for account, connections in self._said.items() if connections)
+            if self._doubtful:
+                self._say_changes_soon()
+
+    def _say_changes_soon(self) -> None:
+        if not self._is_saying_changes:
+            self._is_saying_changes = True
+            self._do(self._say_changes())
 
     def say_shutdown(self) -> None:
         """Publish that the broker stops. Every shard tells its own subscribers, because links may end first."""
@@ -137,15 +149,20 @@ class SystemAccount:
     async def _say_changes(self) -> None:
         """Publish the connections of accounts that have changed. One look at all shards is for all of them."""
         try:
-            while self._changed:
+            while self._changed or self._doubtful:
                 changed, self._changed = self._changed, set()
-                await self._say_connections(changed)
+                doubtful, self._doubtful = self._doubtful - changed, set()
+                await self._say_connections(changed | doubtful, doubtful)
         finally:
             self._is_saying_changes = False
 
-    async def _say_connections(self, accounts: Collection[str] = ()) -> None:
-        async for subject, payload in self.answers.connections(accounts):
-            self._publish(subject, payload)
+    async def _say_connections(self, accounts: Collection[str] = (), doubtful: Collection[str] = ()) -> None:
+        """Publish the connections of these accounts, or of all that have any; of the doubtful if there is news."""
+        before = dict(self._said)
+        async for account, connections, subject, payload in self.answers.connections(accounts):
+            self._said[account] = connections
+            if account not in doubtful or before.get(account) != connections:
+                self._publish(subject, payload)
 
     def _on_statsz_due(self) -> None:
         self._next_statsz = None

@@ -329,14 +329,18 @@ class SystemAnswers:
         routes = await self._state.pages.routes(facts)
         return orjson.dumps({"server": self._named(), "statsz": aggregate.statsz(facts, len(accounts), routes)})
 
-    async def connections(self, accounts: Collection[str] = ()) -> AsyncIterator[tuple[str, bytes]]:
-        """(subject, document) with the connection count of each of these, or of all that have any, to be published."""
+    async def connections(self, accounts: Collection[str] = ()) -> AsyncIterator[tuple[str, int, str, bytes]]:
+        """The number of connections of each of these accounts, or of all that have any, and how to publish it.
+
+        Account, number, subject and document: for both subjects of an account, one after the other.
+        """
         facts = self._state.gather()
         found = await self._state.pages.account_statistics(facts, accounts, unused=bool(accounts), is_vital=True)
         pace = Pace()
         for one in found:
             for subject in advisory.account_connections_subjects(one["acc"]):
-                yield subject, advisory.account_connections(self._named(), facts.now_us, one)
+                document = advisory.account_connections(self._named(), facts.now_us, one)
+                yield one["acc"], one["total_conns"], subject, document
             await pace()
 
     async def _connection_count(self, account: str) -> bytes:

@@ -12,7 +12,6 @@ import logging
 import os
 import time
 from collections import deque
-from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
@@ -111,6 +110,17 @@ def _blamed(row: ConnectionRow, user: str) -> str:
     return said
 
 
+class _Disconnection:
+    """Clients that are closed on request, of whom some are about to come: `coming`, by id."""
+
+    __slots__ = ("closed", "coming", "on_done")
+
+    def __init__(self, coming: set[int], closed: int, on_done: Callable[[int], None]) -> None:
+        self.coming = coming
+        self.closed = closed
+        self.on_done = on_done
+
+
 class Clients:
     """All clients of one shard, by id in `sessions`, which is empty at first and shared with `system`.
 
@@ -166,6 +176,7 @@ class Clients:
         self._expected: dict[int, ClientSession] = {}  # clients of other shards that are about to go on here
         self._reload_later: dict[int, bool] = {}  # cid of a client that moves → whether its stream imports have changed
         self._dismiss_later: dict[int, bool] = {}  # cid of a client that is about to come → see dismiss()
+        self._disconnections: list[_Disconnection] = []  # that wait for clients that are about to come
         self._ending: dict[ClientSession, None] = {}  # those with subscriptions to end, in the order of their turns
         self._ends_soon = False
         self._at_once = 0  # so many subscriptions are still renewed in the turn of a reload
@@ -184,6 +195,7 @@ class Clients:
         self.passing = Passing()
         self._is_holding = False
         self._is_departing = False
+        self._ended_relays: set[str] = set()  # boot ids
         self._finishes = False  # the reactor is to send what was queued
         self.relay: Relay | None = None  # this process stays for the TLS of clients that move; None: they do not
         self.leaf_way: LeafWay | None = None  # None: this broker is no hub
@@ -436,6 +448,7 @@ class Clients:
         del self._expected[session.connection.cid]
         self._reload_later.pop(session.connection.cid, None)
         self._dismiss_later.pop(session.connection.cid, None)
+        self._end_waiting(session.connection.cid, was_closed=False)
         self._page.expect_no_more(self._shard)
 
     def lost_on_its_way(self) -> None:
@@ -469,9 +482,10 @@ class Clients:
         session.came_from, session.moved_us = old, time.time_ns() // 1000
         self.passing.come(cid, old, session.moved_us)
         self.census.stay(session, self.rights.most_connections(session.account))
+        self._tell_what_it_missed(session, moved)
         self._reload_now(cid)
         if cid in self._dismiss_later:  # (not at once: its move ends in a turn of the reactor)
-            asyncio.get_running_loop().call_soon(partial(self.dismiss, cid, is_kicked=self._dismiss_later.pop(cid)))
+            asyncio.get_running_loop().call_soon(self._dismiss_now, cid, self._dismiss_later.pop(cid))
         self.finish_soon()
 
     def _open_gated(self, fd: int, connection: ClientConnection, session: ClientSession, gate: Gate) -> Socket:
@@ -683,15 +697,37 @@ class Clients:
             self._reactor.finish()
         return True
 
+    def _dismiss_now(self, cid: int, is_kicked: bool) -> None:
+        """It has come."""
+        was_found = self.dismiss(cid, is_kicked=is_kicked)
+        self._end_waiting(cid, was_closed=was_found)
+
     def close_all(self, reason: CloseReason) -> None:
         """Close every client."""
         self.close(list(self.open.values()), reason)
 
-    def disconnect(self, first_cid: int) -> int:
-        """Close all clients whose id is `first_cid` or higher; returns how many."""
+    def disconnect(self, first_cid: int, on_done: Callable[[int], None]) -> None:
+        """Close all clients whose id is `first_cid` or higher, and on_done(how many) is called: at once, mostly.
+
+        Those that are about to come are closed and counted when they have come, unless their old shard does that.
+        """
         sessions = [session for cid, session in self.open.items() if cid >= first_cid]
+        coming = {cid for cid in self._expected if cid >= first_cid}
+        self._dismiss_later |= dict.fromkeys(coming, True)
         self.close(sessions, CloseReason.KICKED)
-        return len(sessions)
+        if coming:
+            self._disconnections.append(_Disconnection(coming, len(sessions), on_done))
+        else:
+            on_done(len(sessions))
+
+    def _end_waiting(self, cid: int, *, was_closed: bool) -> None:
+        """Nobody waits for this client any more: it has come, or does not come."""
+        for one in [one for one in self._disconnections if cid in one.coming]:
+            one.coming.discard(cid)
+            one.closed += was_closed
+            if not one.coming:
+                self._disconnections.remove(one)
+                one.on_done(one.closed)
 
     def announce_departure(self, *, with_tls_only: bool = False) -> None:
         """Ask every client, and from now on every new one, to reconnect elsewhere (`ldm` in INFO).
@@ -706,7 +742,19 @@ class Clients:
 
     def announce_end_of_relays(self, relays: list[str]) -> None:
         """Ask those clients to reconnect whose TLS is in these processes (`ldm` in INFO)."""
+        self._ended_relays.update(relays)
         self._tell({session: True for session in self.open.values() if session.relay in relays})
+
+    def is_told_to_go(self, session: ClientSession) -> bool:
+        """Whether all clients of this shard, or of this one's relay, are asked to reconnect."""
+        return self._is_departing or session.relay in self._ended_relays
+
+    def _tell_what_it_missed(self, session: ClientSession, moved: MovedClient) -> None:
+        """Tell a client that has come what was announced while it was on its way, unless its old shard has done so."""
+        goes = self.is_told_to_go(session) and not moved.was_told_to_go
+        if goes or moved.news != self.info.news:
+            self._untold[session] = goes
+            self.tell_now(session)
 
     def announce(self, info: InfoTemplate) -> None:
         """Tell every client, and from now on every new one, what is new in INFO; not again that it should leave."""
@@ -744,7 +792,7 @@ class Clients:
         if goes is None:
             return
         # What waits for its first PONG is replaced: it has not heard yet that it should leave.
-        goes = goes or (self._is_departing and not session.connection.was_ponged)
+        goes = goes or (self.is_told_to_go(session) and not session.connection.was_ponged)
         which = session.kind, goes
         template = self._news.get(which)
         if template is None:

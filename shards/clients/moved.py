@@ -16,7 +16,7 @@ from gnatswarm.broker.frozen import MOST_RECORD_BYTES, Count, FrozenClient, Reco
 from gnatswarm.shards.sockets.frozen_socket import FrozenSocket
 
 # Increased with every change of a field, or of what one means; of the engine's record and the socket's too.
-CLIENT_RECORD_VERSION = 5
+CLIENT_RECORD_VERSION = 6
 _VERSION = CLIENT_RECORD_VERSION.to_bytes(2, "big")
 
 T = TypeVar("T")
@@ -73,6 +73,8 @@ class MovedClient(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     socket: FrozenSocket
     client: FrozenClient
     is_counted: bool = False  # its account has a limit of connections, and counts it
+    news: Annotated[bytes, msgspec.Meta(max_length=64)] = b""  # what INFO told it of the cluster: InfoTemplate.news
+    was_told_to_go: bool = False  # with all clients of its shard or relay (`ldm` in INFO)
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -296,7 +296,13 @@ class Host:
             self._send(new, Gone(move, client.cid), is_last=False)
             return
         try:
-            moved = records.MovedClient(session.freeze_socket(), frozen, session.counted_at >= 0)
+            moved = records.MovedClient(
+                session.freeze_socket(),
+                frozen,
+                session.counted_at >= 0,
+                self._clients.info.news,  # (what was due was told before it moved, what came since at once)
+                self._clients.is_told_to_go(session),
+            )
             record = records.encoded(moved)
             fd = self._clients.leave_behind(session, new)
         except RecordRefused as error:

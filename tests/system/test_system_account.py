@@ -172,6 +172,23 @@ async def test_connections_of_an_account_are_counted_over_all_shards(cluster):
         clients.pop().close()
 
 
+@pytest.mark.kinds("gnatswarm-2", "gnatswarm-4", "gnatswarm-2-as-2.15")
+async def test_an_account_whose_last_clients_were_on_a_shard_that_was_killed_is_said_to_have_none(fresh_cluster):
+    subject = "$SYS.ACCOUNT.A.SERVER.CONNS"
+    ear = await listening(fresh_cluster, 0, subject)
+    for _ in range(3):
+        await fresh_cluster.client_on(1, said("a"))
+
+    async def wait_count(count: int) -> None:
+        async with asyncio.timeout(20):
+            while (await heard(ear, subject))["conns"] != count:
+                pass
+
+    await wait_count(3)
+    await swarm.kill(fresh_cluster.broker, 1)
+    await wait_count(0)
+
+
 async def test_statsz_comes_by_itself_and_adds_up_all_shards(cluster):
     ear = await listening(cluster, 0, "$SYS.SERVER.*.STATSZ")
     for shard in range(3):

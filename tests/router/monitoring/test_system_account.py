@@ -22,11 +22,12 @@ class Answers:
 
     def __init__(self) -> None:
         self.asked = 0
+        self.counts = {"A": 1}  # accounts that have connections
 
-    async def connections(self, accounts: Collection[str] = ()) -> AsyncIterator[tuple[str, bytes]]:
+    async def connections(self, accounts: Collection[str] = ()) -> AsyncIterator[tuple[str, int, str, bytes]]:
         self.asked += 1
-        for name in sorted(accounts) or ["A"]:
-            yield f"$SYS.ACCOUNT.{name}.SERVER.CONNS", b"%d" % self.asked
+        for name in sorted(accounts or self.counts):
+            yield name, self.counts.get(name, 0), f"$SYS.ACCOUNT.{name}.SERVER.CONNS", b"%d" % self.asked
 
     async def statsz(self) -> bytes:
         return b"{}"
@@ -79,3 +80,52 @@ async def test_many_accounts_that_change_at_once_are_said_after_one_look_at_the_
     account.on_message(0, AccountChanged("A007"))
     await until(lambda: not account._tasks)
     assert said[-1][1] == SystemEvent("$SYS.ACCOUNT.A007.SERVER.CONNS", b"2")
+
+
+async def test_accounts_that_a_shard_took_connections_of_with_it_are_said_and_no_others() -> None:
+    account, said = account_of(SimpleNamespace(has_system_users=True))
+    answers = cast(Answers, account.answers)
+    answers.counts = {"A": 3, "B": 2, "C": 1}
+    for name in ("A", "B", "C", "empty"):
+        account.on_message(0, AccountChanged(name))
+    await until(lambda: not account._tasks)
+    said.clear()
+    answers.counts = {"A": 1, "B": 2}
+    account.on_shard_gone()
+    account.on_message(0, AccountChanged("B"))
+    await until(lambda: not account._tasks)
+    assert [event.subject for _, event in said] == [f"$SYS.ACCOUNT.{name}.SERVER.CONNS" for name in "ABC"]
+    said.clear()
+    account.on_shard_gone()
+    await until(lambda: not account._tasks)
+    assert not said
+
+
+async def test_what_the_look_at_all_accounts_has_said_is_put_right_when_a_shard_has_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(system_account, "CONNECTIONS_EVERY_S", 0.001)
+    options = SimpleNamespace(has_system_users=True)
+    account, said = account_of(options)
+    answers = cast(Answers, account.answers)
+    account.configure()
+    await until(lambda: account._said)
+    answers.counts = {}
+    await until(lambda: answers.asked > 5)
+    said.clear()
+    account.on_shard_gone()
+    await until(lambda: said)
+    assert [event.subject for _, event in said] == [CONNECTIONS]
+    options.has_system_users = False
+
+
+async def test_where_nobody_may_hear_it_no_shard_is_asked_when_another_has_gone() -> None:
+    options = SimpleNamespace(has_system_users=True)
+    account, _said = account_of(options)
+    account.on_shard_gone()
+    assert not account._tasks
+    account.on_message(0, AccountChanged("A"))
+    await until(lambda: not account._tasks)
+    options.has_system_users = False
+    account.on_shard_gone()
+    assert not account._tasks

@@ -55,7 +55,7 @@ class Two:
         said = records.encoded_session(session.freeze())
         assert session.socket is not None
         record = records.encoded(
-            MovedClient(session.socket.freeze(), freeze(session.connection), session.counted_at >= 0)
+            MovedClient(session.socket.freeze(), freeze(session.connection), session.counted_at >= 0, here.info.news)
         )
         moved = records.decoded(record)
         new = there.expect(cid, records.decoded_session(said))
@@ -163,7 +163,8 @@ def announced(two: Two) -> tuple[ClientSession, tuple[FrozenSession, MovedClient
     """The newest client, and its records."""
     session = two.session()
     assert session.socket is not None
-    record = MovedClient(session.socket.freeze(), freeze(session.connection), session.counted_at >= 0)
+    news = two.here.shard.clients.info.news
+    record = MovedClient(session.socket.freeze(), freeze(session.connection), session.counted_at >= 0, news)
     return session, (records.decoded_session(records.encoded_session(session.freeze())), record)
 
 

@@ -16,11 +16,13 @@ import pytest
 from gnatswarm.broker.freezer import freeze
 from gnatswarm.broker.frozen import OfferedClient, RecordRefused
 from gnatswarm.broker.options import Options, Permissions, User
+from gnatswarm.shards.boundary.control import ClusterNews
 from gnatswarm.shards.boundary.linkdir import path_for_moves
 from gnatswarm.shards.clients import moved as records
 from gnatswarm.shards.clients.session import ClientSession
 from gnatswarm.shards.moving import host
 from gnatswarm.shards.moving import move_channel as channel
+from gnatswarm.shards.shard import Shard
 from tests.support.linked_shards import LinkedShards, MovingShard
 from tests.support.one_shard import Client
 from tests.support.turns import until
@@ -535,6 +537,136 @@ async def test_a_client_that_is_told_to_go_while_it_moves_is_told_where_it_comes
     if not is_kicked:
         assert said.startswith(b"INFO ")
         assert new.cids == [cid]
+
+
+NEWS = ClusterNews(name="c", own_urls=["a:1"], urls=["b:1"])
+
+
+def announce(shard: Shard, what: str) -> None:
+    if what == "its shard leaves":
+        shard.clients.announce_departure()
+    elif what == "its relay ends":
+        shard.clients.announce_end_of_relays(["relay"])
+    else:
+        shard.on_cluster_news(NEWS)
+
+
+# … and what INFO says then.
+ANNOUNCED = {"its shard leaves": b'"ldm":true', "its relay ends": b'"ldm":true', "the cluster": b'"b:1"'}
+
+
+def with_relay(shard: Shard) -> None:
+    """The TLS of its clients is in another process."""
+    for session in (*shard.clients.open.values(), *shard.clients._expected.values()):
+        session.relay = "relay"
+
+
+@pytest.mark.parametrize("what", ANNOUNCED)
+async def test_what_is_announced_while_a_client_is_on_its_way_is_told_where_it_comes(
+    two: LinkedShards, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Its old shard has sent it off, and it is not in the new one yet."""
+    client = await come(two, "SUB a 1\r\n", ',"protocol":1')
+    old, new = two.shards
+    cids = old.cids
+    took = new.host._take
+
+    def take(shard: int, message: channel.HandedOver, fd: int) -> None:
+        assert (old.cids, new.cids, new.one.shard.clients.is_expected(cids[0])) == ([], [], True)
+        with_relay(new.one.shard)
+        for one in (new, old):
+            announce(one.one.shard, what)
+        took(shard, message, fd)
+
+    monkeypatch.setattr(new.host, "_take", take)
+    assert await moved(two, 1) == {}
+    await until(lambda: new.cids == cids)
+    said = await client.talk(b"PING\r\n")
+    assert said.count(b"INFO {") == 1 and ANNOUNCED[what] in said
+
+
+@pytest.mark.parametrize("what", ANNOUNCED)
+async def test_what_the_old_shard_has_told_a_client_that_moves_it_does_not_hear_again(
+    two: LinkedShards, what: str
+) -> None:
+    client = await come(two, "SUB a 1\r\n", ',"protocol":1')
+    old, new = two.shards
+    (session,) = old.one.shard.clients.open.values()
+    with_relay(old.one.shard)
+    assert not old.host.open_way(1)
+    old.moves.move([session.connection], 1)
+    await until(lambda: new.one.shard.clients.is_expected(session.connection.cid))
+    with_relay(new.one.shard)
+    assert session.connection.is_moving and len(old.cids) == 1
+    for one in (old, new):
+        announce(one.one.shard, what)
+    await until(lambda: len(new.cids) == 1)
+    said = await client.talk(b"PING\r\n")
+    assert said.count(b"INFO {") == 1 and ANNOUNCED[what] in said
+
+
+async def test_a_client_hears_in_its_next_shard_what_that_one_knew_before_its_own(two: LinkedShards) -> None:
+    old, new = two.shards
+    first = await come(two, "SUB a 1\r\n", ',"protocol":1')
+    new.one.shard.on_cluster_news(NEWS)
+    assert await moved(two, 1) == {}
+    await until(lambda: len(new.cids) == 1)
+    assert (await first.talk(b"PING\r\n")).count(b"INFO {") == 1
+    old.one.shard.on_cluster_news(NEWS)
+    second = await come(two, "SUB a 1\r\n", ',"protocol":1')
+    assert await moved(two, 1) == {}
+    await until(lambda: len(new.cids) == 2)
+    assert await second.talk(b"PING\r\n") == b"PONG\r\n"
+
+
+async def test_clients_on_their_way_are_disconnected_and_counted_where_they_come(
+    two: LinkedShards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The request is answered when they are gone."""
+    clients = [await come(two, "SUB a 1\r\n") for _ in range(3)]
+    old, new = two.shards
+    cids = old.cids
+    counts: dict[int, list[int]] = {0: [], 1: []}
+    took = new.host._take
+
+    def take(shard: int, message: channel.HandedOver, fd: int) -> None:
+        if records.decoded(message.record).client.cid == cids[1]:
+            assert cids[1] not in old.cids + new.cids
+            for number, one in enumerate(two.shards):
+                one.one.shard.clients.disconnect(cids[1], counts[number].append)
+            assert counts == {0: [1], 1: []}
+        took(shard, message, fd)
+
+    monkeypatch.setattr(new.host, "_take", take)
+    assert await moved(two, 2) == {}
+    await until(lambda: counts[1])
+    assert counts == {0: [1], 1: [1]} and new.cids == cids[:1]
+    for client in clients[1:]:
+        await client.wait(b"nothing")
+        assert client.is_over
+    assert await clients[0].talk(b"PING\r\n") == b"PONG\r\n"
+
+
+async def test_a_client_that_its_old_shard_disconnects_while_it_moves_is_counted_there_alone(
+    two: LinkedShards,
+) -> None:
+    client = await come(two, "SUB a 1\r\n")
+    old, new = two.shards
+    (session,) = old.one.shard.clients.open.values()
+    cid = session.connection.cid
+    assert not old.host.open_way(1)
+    old.moves.move([session.connection], 1)
+    await until(lambda: new.one.shard.clients.is_expected(cid))
+    assert session.connection.is_moving and old.cids == [cid]
+    counts: dict[int, list[int]] = {0: [], 1: []}
+    for number, one in enumerate(two.shards):
+        one.one.shard.clients.disconnect(0, counts[number].append)
+    assert counts == {0: [1], 1: []}
+    await until(lambda: counts[1])
+    assert counts == {0: [1], 1: [0]}
+    assert not new.one.shard.clients.is_expected(cid) and not new.one.shard.clients._dismiss_later
+    await client.wait(b"nothing")
+    assert client.is_over
 
 
 async def test_who_is_told_to_go_and_does_not_come_is_forgotten(two: LinkedShards) -> None:
