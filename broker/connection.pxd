@@ -160,8 +160,8 @@ cdef class ClientConnection(Peer):
     cdef void set_filter(self) noexcept
     # The last of its former members has ended.
     cdef int on_members_left(self) except -1
-    # Nothing that it is sent arrives any more (OutBuf.is_deaf): its output is dropped, its subscriptions end. What it had
-    # said is carried out. To be called once, and in no fan-out.
+    # Nothing that it is sent arrives any more: its output is dropped, and its subscriptions end. What it had said is
+    # carried out. To be called once, in no fan-out, when it is_deaf (OutBuf).
     cdef int become_deaf(self) except -1
     cdef int fail(self, object error) except -1
     cdef void ok(self) noexcept
