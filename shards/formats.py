@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from gnatswarm.broker import frozen
 from gnatswarm.shards.boundary import control, keeping, page
+from gnatswarm.shards.clients import moved
 from gnatswarm.shards.links import links
 from gnatswarm.shards.moving import move_channel
 
@@ -18,6 +19,7 @@ def versions() -> dict[str, int]:
         "links between shards": links.LINK_VERSION,
         "ways for clients": move_channel.CHANNEL_VERSION,
         "records of clients": frozen.MOVE_RECORD_VERSION,
+        "who clients are": moved.CLIENT_RECORD_VERSION,
         "shared page": page.VERSION,
         "keeper's packets": keeping.KEEPING_VERSION,
     }
