@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ON_DISK = {"RECORDS_VERSION"}
 
 
-def test_every_format_between_processes_is_known():
+def test_every_format_between_processes_is_known() -> None:
     known = Path(formats.__file__).read_text()
     found = {
         name
