@@ -168,7 +168,7 @@ class Pages:
     ) -> list[Document]:
         """Statistics of these accounts, or of all; without `unused` only of those that have connections."""
         async with self._turn(is_vital=is_vital):
-            answers = await self._ask_all(facts, rows.AccountsQuery(), rows.AccountsPart)
+            answers = await self._ask_all(facts, rows.AccountsQuery(names=tuple(names)), rows.AccountsPart)
         leafs = Counter(row.account for row in await self._leafs()) if facts.options.has_gateway else Counter[str]()
         is_like_newer = facts.options.is_like_newer
         asked = frozenset(names)

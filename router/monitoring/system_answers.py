@@ -243,7 +243,7 @@ class SystemAnswers:
 
     async def _statistics(self, asked: RequestOptions, account: str) -> object:
         facts = self._state.gather()
-        names = asked.accounts or ((account,) if account else ())
+        names = (account,) if account else asked.accounts
         found = await self._state.pages.account_statistics(facts, names, unused=asked.include_unused)
         if not found and not asked.include_unused:
             raise Unasked  # as in nats-server: a server without clients of these accounts does not answer

@@ -362,6 +362,7 @@ class AccountsQuery(Question, tag="accstatz"):
     """Connections and traffic by account."""
 
     counts_clients: bool = True  # False: only what is known without a look at every client
+    names: tuple[str, ...] = ()  # only these; (): all
 
 
 class AccountRow(PageStruct):
@@ -405,7 +406,7 @@ class AccountRow(PageStruct):
 
 
 class AccountsPart(PageStruct):
-    """All accounts that have ever had a client on this shard."""
+    """All accounts that have ever had a client on this shard, or those of `names`."""
 
     rows: list[AccountRow]
 

@@ -12,7 +12,7 @@ import heapq
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -187,12 +187,12 @@ class Snapshots:
             part.left = [
                 (shard, row)
                 for shard, row in passing.left
-                if (not query.cids or row.cid in query.cids) and _is_of_account(row, query)
+                if (not query.cids or row.cid in query.cids) and _is_of_account(row.account, query)
             ]
             part.came = [
                 (cid, shard, moved_us)
                 for cid, shard, moved_us in passing.came
-                if (session := self._clients.open.get(cid)) is not None and _is_of_account(session, query)
+                if (session := self._clients.open.get(cid)) is not None and _is_of_account(session.shown_account, query)
             ]
             part.coming = [cid for cid in query.cids if self._clients.is_expected(cid)]
         listed = weighed = waiting = 0
@@ -223,18 +223,17 @@ class Snapshots:
 
     async def _total(self, query: rows.ConnectionsQuery, pace: Pace) -> int:
         """How many there are in that state, of the account if one is asked for; the rest of the query chooses rows."""
-        asked: list[Collection[ClientSession | ConnectionRow]] = []
-        if query.state != "closed":
-            asked.append(self._clients.open.values())
-        if query.state != "open":
-            asked.append(self._clients.closed.latest)
+        sessions = list(self._clients.open.values()) if query.state != "closed" else []
+        closed = list(self._clients.closed.latest) if query.state != "open" else []
         if not query.account:
-            return sum(map(len, asked))
+            return len(sessions) + len(closed)
         total = 0
-        for found in map(list, asked):
-            for at in range(0, len(found), RUN_ROWS):
-                total += sum(_is_of_account(one, query) for one in found[at : at + RUN_ROWS])
-                await pace()
+        for at in range(0, len(sessions), RUN_ROWS):
+            total += sum(_is_of_account(one.shown_account, query) for one in sessions[at : at + RUN_ROWS])
+            await pace()
+        for at in range(0, len(closed), RUN_ROWS):
+            total += sum(_is_of_account(row.account, query) for row in closed[at : at + RUN_ROWS])
+            await pace()
         return total
 
     async def _chosen(self, query: rows.ConnectionsQuery, pace: Pace) -> list[ConnectionRow]:
@@ -242,11 +241,13 @@ class Snapshots:
         if query.cid:
             session = self._clients.open.get(query.cid) if query.state != "closed" else None
             if session is not None:
-                return [connection_row(session, wall_offset_us())]
+                row = connection_row(session, wall_offset_us())
+                return [row] if rows.is_found(row, query) else []
         runs: list[list[ConnectionRow]] = []
         key = rows.order(query.sort, query.now_us)
         if query.cids:
-            asked = [session for cid in query.cids if (session := self._clients.open.get(cid)) is not None]
+            known = [session for cid in query.cids if (session := self._clients.open.get(cid)) is not None]
+            asked = [session for session in known if _is_of_account(session.shown_account, query)]
             return sorted((connection_row(session, wall_offset_us()) for session in asked), key=key)
         if query.state != "closed" and not query.cid:
             # `open` is in the order of client ids and start times, but for those that have moved here: no need to look
@@ -289,10 +290,19 @@ class Snapshots:
 
     async def _accounts(self, query: rows.AccountsQuery, pace: Pace) -> AsyncIterator[rows.AccountsPart]:
         # At once: whoever ends from here on is not in the sums of those who have ended, and is counted below.
-        found = {name: msgspec.structs.replace(row) for name, row in self._clients.closed.by_account.items()}
-        sessions = list(self._clients.open.values()) if query.counts_clients else []
-        sessions = [session for session in sessions if session.account and not session.reason]
+        names = frozenset(query.names)
+        found = {
+            name: msgspec.structs.replace(row)
+            for name, row in self._clients.closed.by_account.items()
+            if not names or name in names
+        }
+        sessions = [
+            session
+            for session in (self._clients.open.values() if query.counts_clients else ())
+            if session.account and not session.reason and (not names or session.account in names)
+        ]
         unwanted = list(self._recorder.unwanted_msgs.items()) if self._recorder is not None else []
+        unwanted = [(name, count) for name, count in unwanted if not names or name in names]
         await pace()
         for at in range(0, len(unwanted), STEP_SLOTS):
             for name, unwanted_msgs in unwanted[at : at + STEP_SLOTS]:
@@ -594,8 +604,8 @@ def _portions(found: list[SubscriptionRow]) -> Iterator[tuple[list[SubscriptionR
         yield found[start:], weight
 
 
-def _is_of_account(one: ClientSession | ConnectionRow, query: rows.ConnectionsQuery) -> bool:
-    return not query.account or one.account == query.account
+def _is_of_account(account: str, query: rows.ConnectionsQuery) -> bool:
+    return query.account in ("", account)
 
 
 async def _with_subscriptions(

@@ -13,6 +13,7 @@ import signal
 import orjson
 import pytest
 
+from gnatswarm.broker import advisory
 from tests.support import swarm
 from tests.support.asking import ask, ask_frame, heard, is_silent
 from tests.support.pages import Pages
@@ -408,6 +409,96 @@ async def test_other_accounts_hear_nothing_and_are_answered_only_about_themselve
         assert [frame for frame in outsider.inbox if frame.sid == "9"] == []
         # It hears what its own account says there, and no event.
         assert all(frame.subject.startswith("$SYS.REQ.") for frame in outsider.inbox)
+
+
+TWO_ACCOUNTS = """
+system_account: SYS
+accounts {
+  SYS { users: [ {user: s, password: s} ] }
+  APP { users: [ {user: app, password: app} ] }
+  BANK { users: [ {user: teller, password: teller} ] }
+}
+no_auth_user: app
+"""
+# What nobody of the account APP may see: accounts, users, names and subjects of the other one.
+SECRETS = (b"BANK", b"teller", b"vault", b"payments", b"intruder")
+
+
+def asked_about_others(cids: list[int]) -> dict[str, list[dict[str, object]]]:
+    """By the request that users of any account may send: bodies that ask for another account's clients."""
+    shown = {"auth": True, "subscriptions": True, "subscriptions_detail": True}
+    wanted: list[dict[str, object]] = [{}, {"acc": "BANK"}, {"account": "BANK"}, {"accounts": ["BANK"]}]
+    wanted += [{"user": "teller"}, {"sort": "subs"}, {"offset": 0, "limit": 100}, {"search": "vault"}]
+    wanted += [{"filter_subject": "payments.>", "acc": "BANK"}, {"filter_subject": "payments.>"}]
+    wanted += [{"mqtt_client": "vault"}, {"server_name": ""}, {"host": ""}]
+    wanted += [{"cid": cid, **more} for cid in cids for more in ({}, {"acc": "BANK"}, {"user": "teller"})]
+    connections = [{**shown, **one, "state": state} for one in wanted for state in (0, 1, 2)]
+    statistics: list[dict[str, object]] = [{}, {"accounts": ["BANK"]}, {"accounts": ["BANK", "APP"]}, {"acc": "BANK"}]
+    return {
+        "$SYS.REQ.ACCOUNT.PING.CONNZ": connections,
+        "$SYS.REQ.SERVER.PING.CONNZ": connections,
+        "$SYS.REQ.ACCOUNT.PING.STATZ": [
+            {**one, "include_unused": all_} for one in statistics for all_ in (False, True)
+        ],
+    }
+
+
+@pytest.fixture
+def two_accounts(cluster_with):
+    """Of a broker with the accounts APP and BANK."""
+    return cluster_with(TWO_ACCOUNTS)
+
+
+async def clients_of_bank(cluster, shard: int) -> list[int]:
+    """The ids of three clients of the account BANK: an open one, one that has ended, and one with a wrong password."""
+    clients = [await cluster.client_on(shard, said("teller", name="vault")) for _ in range(2)]
+    for client in clients:
+        await client.talk("SUB payments.* 1\r\nPUB payments.1 2\r\nhi\r\nPING\r\n", expect_last="PONG\r\n")
+    clients[1].shut_writing()
+    await clients[1].wait_closed()
+    refused = await cluster.raw_on(shard)
+    await refused.send(b"CONNECT " + orjson.dumps(said("teller", name="intruder") | {"pass": "x"}) + b"\r\n")
+    await refused.wait_closed()
+    return [client.info["client_id"] for client in (*clients, refused)]
+
+
+@pytest.mark.parametrize("subject", asked_about_others([]))
+async def test_nothing_of_another_account_is_told_whatever_is_asked(two_accounts, subject):
+    old_is_open = two_accounts.broker.kind.name == "nats-server"  # 2.9.10 tells of any client whose cid is asked for
+    for shard in range(two_accounts.broker.kind.shards):
+        cids = await clients_of_bank(two_accounts, shard + 1)
+        asker = await two_accounts.client_on(shard, said("app"))
+        for body in asked_about_others(cids)[subject]:
+            if old_is_open and body.get("cid"):
+                continue
+            frame = await ask_frame(asker, subject, body)
+            told = [secret for secret in SECRETS if secret in frame.payload]
+            assert not told, (body, frame.payload)
+        found = orjson.loads((await ask_frame(asker, subject, {})).payload)["data"]
+        if "connections" in found:
+            assert asker.info["client_id"] in [row["cid"] for row in found["connections"]]
+        else:
+            assert [row["acc"] for row in found["account_statz"]] == ["APP"]
+        asker.close()
+
+
+@pytest.mark.parametrize("account", ["PING", "BANK", "APP", "SYS"])
+async def test_the_rest_is_not_answered_to_users_of_other_accounts(two_accounts, account):
+    for shard in range(two_accounts.broker.kind.shards):
+        (cid, *_) = await clients_of_bank(two_accounts, shard + 1)
+        asker = await two_accounts.client_on(shard, said("app"))
+        own_id = asker.info["server_id"]
+        body = {"account": "BANK", "acc": "BANK", "subscriptions": True, "subject": ">", "cid": cid}
+        ones_own = ("CONNZ", "STATZ") if account == "PING" else ()
+        subjects = [f"$SYS.REQ.ACCOUNT.{account}.{what}" for what in advisory.OF_ACCOUNTS if what not in ones_own]
+        servers = (*advisory.OF_SERVERS, *advisory.OF_THIS_SERVER)
+        subjects += [f"$SYS.REQ.SERVER.{own_id}.{what}" for what in servers]
+        subjects += [f"$SYS.REQ.SERVER.PING.{what}" for what in servers if what not in ("CONNZ", "IDZ")]
+        subjects += ["$SYS.REQ.ACCOUNT.NSUBS", "$SYS.DEBUG.SUBSCRIBERS"]
+        for one in subjects:
+            frame = await ask_frame(asker, one, body)
+            assert b"503" in frame.headers, (one, frame.payload)
+        asker.close()
 
 
 async def test_whoever_may_not_publish_may_not_ask(cluster):

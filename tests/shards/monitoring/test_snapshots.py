@@ -158,6 +158,9 @@ async def test_connections_are_chosen_and_sorted(asked: Asked) -> None:
     assert await cids(asked, search="LOU") == [2]
     assert await cids(asked, cid=3) == [3]
     assert await cids(asked, cid=4) == []
+    assert await cids(asked, cid=2, account="A") == await cids(asked, cid=2, user="ann") == []
+    assert await cids(asked, cid=2, account="B", user="bob") == [2]
+    assert await cids(asked, cids=[1, 2, 3], account="A") == [1, 3]
     assert await cids(asked, state="closed") == []
     quiet.close()
     await asked.client("bob")  # its PONG is behind the end of the other
@@ -220,6 +223,17 @@ async def test_accounts_count_who_is_there_and_who_has_left(asked: Asked) -> Non
     part = await asked.part(rows.AccountsQuery(), rows.AccountsPart)
     (row,) = [row for row in part.rows if row.name == "A"]
     assert (row.connections, row.in_msgs, row.in_bytes, row.out_msgs, row.out_bytes) == (1, 2, 5, 1, 2)
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+async def test_of_accounts_only_those_that_were_asked_for_are_told(asked: Asked, is_open: bool) -> None:
+    for user in ("ann", "bob"):
+        client = await asked.client(user, b"PUB a 3\r\nxyz\r\n")
+        if not is_open:
+            client.close()
+    await asked.client("ann")  # its PONG is behind the ends of the others
+    part = await asked.part(rows.AccountsQuery(names=("B",)), rows.AccountsPart)
+    assert [(row.name, row.connections, row.in_msgs) for row in part.rows] == [("B", int(is_open), 1)]
 
 
 async def test_who_leaves_while_accounts_are_counted_is_counted_once(asked: Asked) -> None:
