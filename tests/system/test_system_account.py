@@ -378,6 +378,23 @@ async def test_options_that_make_no_sense_are_an_error_and_nothing_else(cluster,
     assert list(answer) == ["server", "error"] and answer["error"]["code"] == 400 and answer["error"]["description"]
 
 
+async def test_texts_that_utf_8_cannot_encode_cost_no_answer(cluster):
+    asker, outsider = await cluster.client_on(0, said("s")), await cluster.client_on(1, said("a"))
+    for key in ("user", "acc", "sort"):
+        answer = await ask(asker, "$SYS.REQ.SERVER.PING.CONNZ", b'{"%b": "\\ud800"}' % key.encode())
+        if key == "sort":
+            assert answer["error"] == {"code": 500, "description": "invalid sorting option: \ufffd"}
+        else:
+            assert answer["data"]["num_connections"] == 0
+    answer = await ask(asker, "$SYS.REQ.SERVER.PING.ACCOUNTZ", b'{"account": "\\udc00\\udc00"}')
+    assert answer["error"] == {"code": 500, "description": "Account \ufffd\ufffd does not exist"}
+    named = {"accounts": b'["\\udfff"]', "include_unused": b"true"}
+    body = b"{%b}" % b", ".join(b'"%b": %b' % (key.encode(), value) for key, value in named.items())
+    assert (await ask(asker, "$SYS.REQ.ACCOUNT.PING.STATZ", body))["data"]["account_statz"] == []
+    assert (await ask(outsider, "$SYS.REQ.ACCOUNT.PING.CONNZ", b'{"user": "\\ud800"}'))["data"]["connections"] == []
+    assert (await ask(outsider, "$SYS.REQ.ACCOUNT.PING.CONNZ", b'{"user": "\xff"}'))["data"]["connections"] == []
+
+
 async def test_options_that_cannot_be_served_are_an_error(cluster):
     asker = await cluster.client_on(0, said("s"))
     answer = await ask(asker, "$SYS.REQ.SERVER.PING.CONNZ", {"sort": "size"})
