@@ -190,8 +190,11 @@ class Pages:
             await pace()
         return found
 
-    async def connz(self, query: PageQuery) -> bytes:
-        """Connections, open and closed."""
+    async def connz(self, query: PageQuery, subject: str = "") -> bytes:
+        """Connections, closed ones and open ones; of these, with `subject`, the ones that subscribe to some of it.
+
+        Over HTTP nats-server has no such filter. It is for one account alone.
+        """
         facts = self._facts(query)
         state = query.state
         sort = query.sort(state)
@@ -205,6 +208,8 @@ class Pages:
         if cid:
             offset, limit = 0, 1
         account = query.text("acc")
+        if subject and not account:
+            raise BadQuery("filter by subject only valid with account filtering")
         if account and account not in facts.accounts:
             empty = {"num_connections": 0, "total": 0, "offset": offset, "limit": limit, "connections": None}
             return _json({"server_id": "", "now": aggregate.head(facts)["now"], **empty})
@@ -218,6 +223,7 @@ class Pages:
             query.search,
             with_subs=bool(subs),
             now_us=facts.now_us,
+            subject=subject,
         )
         async with self._turn():
             answers = await self._ask_all(facts, question, rows.ConnectionsPart)

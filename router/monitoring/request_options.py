@@ -33,6 +33,8 @@ class RequestOptions(msgspec.Struct):
     state: int = 0
     user: str = ""
     acc: str = ""
+    filter_subject: str = ""
+    mqtt_client: str = ""
     account: str = ""
     test: str = ""
     accounts: tuple[str, ...] = ()

@@ -198,8 +198,9 @@ class SystemAnswers:
     async def _connections(self, asked: RequestOptions, account: str) -> object:
         if not 0 <= asked.state < len(_STATES):
             raise BadQuery(f"invalid state: {asked.state}")
+        subject = asked.filter_subject if asked.filter_subject != ">" else ""
         return await self._page(
-            self._state.pages.connz,
+            lambda query: self._state.pages.connz(query, subject),
             sort=asked.sort,
             auth=int(asked.auth),
             subs=_subs(asked),
@@ -209,6 +210,7 @@ class SystemAnswers:
             state=_STATES[asked.state],
             user=asked.user,
             acc=account,
+            mqtt_client=asked.mqtt_client,
         )
 
     async def _subscriptions(self, asked: RequestOptions, account: str) -> object:

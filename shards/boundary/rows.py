@@ -149,6 +149,7 @@ class ConnectionsQuery(Question, tag="connz"):
     most_subs: int = 0  # stop after so many subscriptions; 0: after MOST_SUBSCRIPTIONS, with `is_over`
     now_us: int = 0  # the same moment for all shards, for sorting by `idle` and `uptime`
     cids: list[int] = []  # only these, open or about to come here; []: any
+    subject: str = ""  # of open ones those alone that have a subscription that overlaps this pattern; "": any
 
 
 class ConnectionsPart(PageStruct):
@@ -505,7 +506,7 @@ SORTS: dict[str, Callable[[ConnectionRow, int], int | str]] = {
 
 
 def is_found(row: ConnectionRow, query: ConnectionsQuery) -> bool:
-    """Whether a connection matches the query; its state is not looked at."""
+    """Whether a connection matches the query; its state and its subscriptions are not looked at."""
     if query.user and row.user != query.user:
         return False
     if query.account and row.account != query.account:

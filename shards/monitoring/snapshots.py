@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from gnatswarm.broker import census
+from gnatswarm.broker.placement_rules import subjects_overlap
 from gnatswarm.shards.boundary import rows
 from gnatswarm.shards.boundary.control import SnapshotReply
 from gnatswarm.shards.boundary.pace import Pace
@@ -242,12 +243,17 @@ class Snapshots:
             session = self._clients.open.get(query.cid) if query.state != "closed" else None
             if session is not None:
                 row = connection_row(session, wall_offset_us())
-                return [row] if rows.is_found(row, query) else []
+                is_found = rows.is_found(row, query) and await _is_subscribed(session, query.subject, pace)
+                return [row] if is_found else []
         runs: list[list[ConnectionRow]] = []
         key = rows.order(query.sort, query.now_us)
         if query.cids:
             known = [session for cid in query.cids if (session := self._clients.open.get(cid)) is not None]
-            asked = [session for session in known if _is_of_account(session.shown_account, query)]
+            asked = [
+                session
+                for session in known
+                if _is_of_account(session.shown_account, query) and await _is_subscribed(session, query.subject, pace)
+            ]
             return sorted((connection_row(session, wall_offset_us()) for session in asked), key=key)
         if query.state != "closed" and not query.cid:
             # `open` is in the order of client ids and start times, but for those that have moved here: no need to look
@@ -256,13 +262,16 @@ class Snapshots:
             sessions = list(self._clients.open.values())
             if is_in_order and self._clients.passing.has_come:
                 sessions.sort(key=lambda one: (one.started_s if query.sort == "start" else 0.0, one.connection.cid))
-            if is_in_order and not query.user and not query.account and not query.search:
+            if is_in_order and not query.user and not query.account and not query.search and not query.subject:
                 sessions = sessions[: query.most]
             offset_us = wall_offset_us()
             run: list[ConnectionRow] = []
             for at in range(0, len(sessions), STEP_ROWS):
-                step = [connection_row(session, offset_us) for session in sessions[at : at + STEP_ROWS]]
-                run += [row for row in step if rows.is_found(row, query)]
+                step = [(connection_row(session, offset_us), session) for session in sessions[at : at + STEP_ROWS]]
+                step = [(row, session) for row, session in step if rows.is_found(row, query)]
+                if query.subject:
+                    step = [one for one in step if await _is_subscribed(one[1], query.subject, pace)]
+                run += [row for row, _session in step]
                 if len(run) >= RUN_ROWS and not is_in_order:
                     run.sort(key=key)
                     runs.append(run)
@@ -606,6 +615,16 @@ def _portions(found: list[SubscriptionRow]) -> Iterator[tuple[list[SubscriptionR
 
 def _is_of_account(account: str, query: rows.ConnectionsQuery) -> bool:
     return query.account in ("", account)
+
+
+async def _is_subscribed(session: ClientSession, pattern: str, pace: Pace) -> bool:
+    """Whether the client has a subscription that overlaps the pattern; true for ""."""
+    if not pattern:
+        return True
+    async for step, _weight in _subscription_steps(session, pace):
+        if any(subjects_overlap(pattern, row.subject) for row in step):
+            return True
+    return False
 
 
 async def _with_subscriptions(

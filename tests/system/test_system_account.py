@@ -378,6 +378,34 @@ async def test_options_that_make_no_sense_are_an_error_and_nothing_else(cluster,
     assert list(answer) == ["server", "error"] and answer["error"]["code"] == 400 and answer["error"]["description"]
 
 
+async def test_connections_are_filtered_by_what_they_subscribe_to(fresh_cluster):
+    asker = await fresh_cluster.client_on(0, said("s"))
+    subscribed = {"literal": "foo.a", "pattern": "foo.*", "all": ">", "other": "bar", "queue": "foo.a q"}
+    for shard, (name, subject) in enumerate(subscribed.items()):
+        client = await fresh_cluster.client_on(shard, said("a", name=name))
+        await client.talk(f"SUB {subject} 1\r\nPING\r\n", expect="PONG\r\n")
+    outsider = await fresh_cluster.client_on(1, said("b", name="b"))
+    await outsider.talk("SUB foo.a 1\r\nPING\r\n", expect="PONG\r\n")
+
+    async def found(client=asker, subject: str = "$SYS.REQ.SERVER.PING.CONNZ", **words) -> tuple[list[str], int]:
+        data = (await ask(client, subject, {"sort": "cid", **words}))["data"]
+        return sorted(row["name"] for row in data["connections"]), data["total"]
+
+    assert await found(filter_subject="foo.a", acc="A") == (["all", "literal", "pattern", "queue"], 5)
+    assert await found(filter_subject="foo.b", acc="A") == (["all", "pattern"], 5)
+    assert await found(filter_subject="foo.>", acc="A", state=2) == (["all", "literal", "pattern", "queue"], 5)
+    assert await found(filter_subject="foo.a", acc="A", user="nobody") == ([], 5)
+    assert await found(filter_subject=">", acc="A") == (sorted(subscribed), 5)
+    assert await found(filter_subject="foo.a", acc="B") == (["b"], 1)
+    assert await found(outsider, "$SYS.REQ.ACCOUNT.PING.CONNZ", filter_subject="foo.>") == (["b"], 1)
+    assert await found(outsider, "$SYS.REQ.ACCOUNT.PING.CONNZ", filter_subject="bar") == ([], 1)
+    assert await found(subject="$SYS.REQ.ACCOUNT.A.CONNZ", filter_subject="bar") == (["all", "other"], 5)
+    everywhere = await ask(asker, "$SYS.REQ.SERVER.PING.CONNZ", {"filter_subject": "foo.a"})
+    why = "filter by subject only valid with account filtering"
+    assert everywhere["error"] == {"code": 500, "description": why} and everywhere["data"] is None
+    assert await found(mqtt_client="x", acc="A") == ([], 5)
+
+
 async def test_texts_that_utf_8_cannot_encode_cost_no_answer(cluster):
     asker, outsider = await cluster.client_on(0, said("s")), await cluster.client_on(1, said("a"))
     for key in ("user", "acc", "sort"):

@@ -170,6 +170,24 @@ async def test_connections_are_chosen_and_sorted(asked: Asked) -> None:
     assert await cids(asked, state="closed", cid=1) == [1]
 
 
+async def test_of_open_connections_those_are_chosen_that_subscribe_to_some_of_a_subject(asked: Asked) -> None:
+    await asked.client("ann", b"SUB foo.* 1\r\nSUB x 2\r\n")
+    await asked.client("bob", b"SUB foo.a q 1\r\n")
+    await asked.client("ann")
+    many = b"".join(b"SUB many.%d %d\r\n" % (number, number) for number in range(2 * STEP_SLOTS))
+    (await asked.client("ann", many + b"SUB foo.b 9999\r\n")).close()
+    await asked.client("ann", many + b"SUB foo.b 9999\r\n")
+    assert await cids(asked, subject="foo.b") == [1, 5]
+    assert await cids(asked, subject="foo.b", sort="subs") == [5, 1]
+    assert await cids(asked, subject="foo.>", most=2) == [1, 2]
+    assert await cids(asked, subject="foo.>", account="B") == [2]
+    assert await cids(asked, subject="foo.b", cid=1) == [1]
+    assert await cids(asked, subject="foo.b", cid=2) == []
+    assert await cids(asked, subject="foo.b", cids=[1, 2, 3, 5]) == [1, 5]
+    assert await cids(asked, subject="foo.b", state="all") == [1, 4, 5]  # closed ones are not looked at
+    assert await cids(asked, subject="foo.b", state="closed") == [4]
+
+
 async def test_a_page_of_too_many_subscriptions_says_so(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_SUBSCRIPTIONS", 5)
     await asked.client("ann", subscriptions(5))
