@@ -449,12 +449,19 @@ class Pages:
         )
 
     async def _publishers(self, facts: Facts, account: str, subject: str) -> list[Document]:
-        """The clients whose latest message had this subject."""
+        """The clients of the account, or of any, whose latest message had this subject."""
         async with self._turn():
-            question = rows.PublishersQuery(account or GLOBAL_ACCOUNT, subject)
+            question = rows.PublishersQuery(account, subject)
             answers = await self._ask_all(facts, question, rows.PublishersPart)
         return [
-            {"cid": row.cid, "name": row.name, "user": row.user, "shard": shard, "in_msgs": row.in_msgs}
+            {
+                "cid": row.cid,
+                "name": row.name,
+                "user": row.user,
+                "account": row.account or GLOBAL_ACCOUNT,
+                "shard": shard,
+                "in_msgs": row.in_msgs,
+            }
             for shard, parts in answers
             for part in parts
             for row in part.rows
@@ -464,9 +471,9 @@ class Pages:
         self, facts: Facts, sort: str, offset: int, limit: int, account: str, only: str
     ) -> Document:
         """The hottest subjects without a recorder: from the match cache."""
-        entries, _cached = await self._subjects(facts, folds=True)
+        entries, _cached = await self._subjects(facts, folds=True, account=account)
         if only:
-            entries = [one for one in entries if (one["account"], one["subject"]) == (account or GLOBAL_ACCOUNT, only)]
+            entries = [one for one in entries if one["subject"] == only]
         key = sort if sort in aggregate.SUBJECT_SORTS else "msgs"
         nobody = [entry for entry in entries if not entry["wanted"]]
         return {
@@ -685,18 +692,18 @@ class Pages:
         answers = await self._ask_all(facts, rows.LinksQuery(), rows.LinksPart)
         return [(shard, [row for part in parts for row in part.rows]) for shard, parts in answers]
 
-    async def _subjects(self, facts: Facts, *, folds: bool) -> tuple[list[Document], int]:
+    async def _subjects(self, facts: Facts, *, folds: bool, account: str = "") -> tuple[list[Document], int]:
         numbers = _numbers(facts)
 
         async def look() -> tuple[list[Document], int]:
-            question = rows.SubjectsQuery(MOST_SUBJECTS, "_INBOX." if folds else "")
+            question = rows.SubjectsQuery(MOST_SUBJECTS, "_INBOX." if folds else "", account)
             async with self._turn(is_vital=True):
                 answers = await self._ask_all(facts, question, rows.SubjectsPart)
             cached = sum(parts[0].cached for _shard, parts in answers if parts)
             found = [(shard, [row for part in parts for row in part.rows]) for shard, parts in answers]
             return aggregate.subjects(found), cached
 
-        return await self._look(f"cached {numbers} {folds}", look)
+        return await self._look(f"cached {numbers} {folds} {account}", look)
 
     async def _look(self, what: str, look: Callable[[], Awaitable[_Value]]) -> _Value:
         """The result of one scan, shared by all requests for the same within LOOK_S."""

@@ -207,6 +207,7 @@ class SubjectsQuery(Question, tag="cached"):
 
     most: int = 100
     fold: str = "_INBOX."  # subjects with this prefix are summed up in one row; "": none are
+    account: str = ""  # "": all accounts
 
 
 class SubjectsPart(PageStruct):
@@ -452,7 +453,7 @@ class StacksPart(PageStruct):
 class PublishersQuery(Question, tag="publishers"):
     """The clients whose latest message had this subject."""
 
-    account: str
+    account: str  # "": any
     subject: str
     most: int = 200
 

@@ -344,15 +344,18 @@ class Snapshots:
 
     async def _publishers(self, query: rows.PublishersQuery, pace: Pace) -> AsyncIterator[rows.PublishersPart]:
         part = rows.PublishersPart([])
-        found = self._sublists(query.account) if query.account else []
-        if found:
-            to = census.subject_hash(found[0], query.subject.encode())
-            sessions = list(self._clients.open.values())
-            for at in range(0, len(sessions), STEP_SLOTS):
-                for session in sessions[at : at + STEP_SLOTS]:
-                    if census.published_to(session.connection) == to and len(part.rows) < query.most:
-                        part.rows.append(connection_row(session, wall_offset_us()))
-                await pace()
+        sublists, subject = self._sublists(query.account), query.subject.encode()
+        # Hash seeds differ between sublists, so a hash also identifies the account.
+        found: set[int] = set()
+        for at in range(0, len(sublists), STEP_SLOTS):
+            found.update(census.subject_hash(sublist, subject) for sublist in sublists[at : at + STEP_SLOTS])
+            await pace()
+        sessions = list(self._clients.open.values())
+        for at in range(0, len(sessions), STEP_SLOTS):
+            for session in sessions[at : at + STEP_SLOTS]:
+                if census.published_to(session.connection) in found and len(part.rows) < query.most:
+                    part.rows.append(connection_row(session, wall_offset_us()))
+            await pace()
         yield part
 
     async def _move_counts(self) -> AsyncIterator[rows.MovesPart]:
@@ -487,7 +490,7 @@ class Snapshots:
         folds: dict[str, SubjectRow] = {}  # by account
         fold = query.fold.encode()
         at = 0
-        sublists = self._sublists()
+        sublists = self._sublists(query.account)
         while sublists:
             least = heaviest[0][0] + 1 if len(heaviest) >= query.most else 1
             account = sublists[-1].account.decode()
@@ -515,7 +518,7 @@ class Snapshots:
             if not at:
                 sublists.pop()
             await pace()
-        cached = sum(sublist.cache_count for sublist in self._sublists())
+        cached = sum(sublist.cache_count for sublist in self._sublists(query.account))
         answer = [found[account, subject] for _weight, account, subject in sorted(heaviest, reverse=True)]
         answer += [together for together in folds.values() if together.folded]
         for at in range(0, max(1, len(answer)), PART_ROWS):

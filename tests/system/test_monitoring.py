@@ -262,6 +262,40 @@ async def test_without_the_recorder_the_page_says_so(start_broker, cluster_of):
     assert [row["subject"] for row in page["unwanted"]] == ["_INBOX.>", "lost"]
 
 
+TWO_ACCOUNTS = """
+accounts { A { users: [ {user: a, password: a} ] }, B { users: [ {user: b, password: b} ] } }
+"""
+
+
+@pytest.mark.parametrize("is_recorded", [True, False], ids=["statistics", "no statistics"])
+async def test_subjects_and_their_publishers_are_those_of_an_account_or_of_all(
+    start_broker, cluster_of, tmp_path, is_recorded
+):
+    statistics = ["--stats-dir", str(tmp_path), "--stats-window", "1h"] if is_recorded else ["--no-stats"]
+    broker = start_broker(args=["-m", "-1", *statistics], config=TWO_ACCOUNTS)
+    pages, cluster = Pages.of(broker), cluster_of(broker)
+    publishers: dict[str, list[int]] = {"A": [], "B": []}
+    for shard, user in enumerate("aab"):
+        client = await cluster.client_on(shard, {"user": user, "pass": user})
+        await client.talk("PUB other 0\r\n\r\nPUB x 1\r\n1\r\nPING\r\n", expect="PONG\r\n")
+        publishers[user.upper()].append(client.info["client_id"])
+    of_both = sorted(publishers["A"] + publishers["B"])
+
+    def shown(query: str) -> tuple[list[tuple[str, str, int]], list[int]]:
+        page = pages.json(f"/subjectz?sort=msgs&{query}")
+        found = sorted((row["account"], row["subject"], row["msgs"]) for row in page["subjects"])
+        return found, sorted(client["cid"] for client in page.get("publishers", ()))
+
+    assert shown("") == ([("A", "other", 2), ("A", "x", 2), ("B", "other", 1), ("B", "x", 1)], [])
+    assert shown("acc=A") == ([("A", "other", 2), ("A", "x", 2)], [])
+    assert shown("acc=B&subject=x") == ([("B", "x", 1)], publishers["B"])
+    assert shown("subject=x") == ([("A", "x", 2), ("B", "x", 1)], of_both)
+    assert shown("acc=nope") == ([], [])
+    listed = pages.json("/subjectz?subject=x")["publishers"]
+    assert {client["account"]: client["user"] for client in listed} == {"A": "a", "B": "b"}
+    assert {row["account"] for row in pages.json("/subjectz?acc=B")["unwanted"]} == {"B"}
+
+
 async def test_members_of_a_queue_group_have_shares_that_add_up(monitored):
     _broker, pages, cluster = monitored
     members = await cluster.clients(4, on_different_shards=True, connect={"name": "worker"})

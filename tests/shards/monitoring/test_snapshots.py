@@ -309,6 +309,21 @@ async def test_the_heaviest_subjects_and_what_is_folded(asked: Asked) -> None:
     assert len(await found(fold="")) == 5
 
 
+async def test_subjects_and_publishers_of_one_account_or_of_all(asked: Asked) -> None:
+    for user in ("ann", "bob", "bob"):
+        await asked.client(user, b"PUB a 1\r\nx\r\n")
+
+    async def found(account: str) -> tuple[int, list[tuple[str, int]], list[int]]:
+        part = await asked.part(rows.SubjectsQuery(account=account), rows.SubjectsPart)
+        clients = await asked.part(rows.PublishersQuery(account, "a"), rows.PublishersPart)
+        return part.cached, [(row.account, row.msgs) for row in part.rows], [row.cid for row in clients.rows]
+
+    assert await found("") == (2, [("B", 2), ("A", 1)], [1, 2, 3])
+    assert await found("A") == (1, [("A", 1)], [1])
+    assert await found("B") == (1, [("B", 2)], [2, 3])
+    assert await found("nobody") == (0, [], [])
+
+
 async def test_who_is_behind_is_shown_with_what_it_subscribed_to(asked: Asked) -> None:
     behind = await asked.client("ann", b"SUB a 1\r\n")
     publisher = await asked.client("ann")
