@@ -15,6 +15,7 @@ from gnatswarm.broker.outbuf cimport OutBuf, out_pending
 from gnatswarm.broker.peer cimport Peer
 from gnatswarm.broker.interest cimport NO_MAX, Node, QueueName, Sub
 from gnatswarm.broker.entry cimport Earlier, Entry
+from gnatswarm.broker.rules cimport StreamImport
 from gnatswarm.broker.sublist cimport CACHE_WAYS, Sublist
 from gnatswarm.broker.table cimport slot_item
 from gnatswarm.broker.word cimport SLACK, hash_bytes
@@ -80,6 +81,23 @@ def subscriptions(ClientConnection client not None, uint32_t start, uint32_t slo
             sub = <Sub *>slot_item(client.subs.slots[i])
             if sub.group != NULL or not queued_only:
                 rows.append(subscription_row(client.sublist, sub))
+    return rows, 0 if end > client.subs.mask else end
+
+
+def shadows(ClientConnection client not None, uint32_t start, uint32_t slots) -> tuple:
+    """([(account, row as in subscriptions())], next): what those in these slots get of accounts that export streams."""
+    cdef list rows = []
+    cdef uint64_t end
+    cdef uint32_t i
+    cdef Sublist exporter
+    if client.shadows is None or client.subs.slots == NULL or start > client.subs.mask:
+        return rows, 0
+    end = min(<uint64_t>start + slots, <uint64_t>client.subs.mask + 1)
+    for i in range(start, <uint32_t>end):
+        if client.subs.slots[i]:
+            for address, stream in client.shadows.cast_by.get(<size_t>slot_item(client.subs.slots[i]), ()):
+                exporter = (<StreamImport>stream).exporter
+                rows.append((exporter.account, subscription_row(exporter, <Sub *><size_t>address)))
     return rows, 0 if end > client.subs.mask else end
 
 

@@ -316,7 +316,7 @@ class Pages:
                 if any(part.is_over for part in parts):
                     raise BadQuery("too many long subscriptions for one page: ask for less with limit")
                 listed += [(shard, row) for part in parts for row in part.rows]
-                skip = max(0, skip - (parts[0].total if parts else 0))
+                skip = max(0, skip - (parts[-1].total if parts else 0))
             # Of a client that moved meanwhile; what was delivered moved with it.
             listed = await moving_clients.once_of_many(
                 listed,

@@ -166,7 +166,10 @@ class ConnectionsPart(PageStruct):
 
 
 class SubscriptionsQuery(Question, tag="subscriptions"):
-    """A page of subscriptions: those that match the subject `test`, or all."""
+    """A page of subscriptions: those that match the subject `test`, or all.
+
+    A subscription that gets a stream of another account is one of that account, too.
+    """
 
     offset: int = 0
     most: int = 1024
@@ -177,7 +180,8 @@ class SubscriptionsQuery(Question, tag="subscriptions"):
 class SubscriptionsPart(PageStruct):
     """Some of the subscriptions."""
 
-    total: int  # how many there are, regardless of offset and limit
+    # How many there are, regardless of offset and limit; of a list of all, in the last part, those up to its end.
+    total: int
     rows: list[SubscriptionRow]
     is_over: bool = False  # there are more, or longer ones, than one page may show
 
@@ -378,7 +382,7 @@ class AccountRow(PageStruct):
     out_bytes: int = 0
     slow_consumers: int = 0
     unwanted_msgs: int = 0  # that nobody got, up to the end of the recorder's last window
-    subscriptions: int = 0  # of its clients
+    subscriptions: int = 0  # in it, also of other accounts' clients that get its streams
     # Of clients that have moved: what they had done when they left, less what they had done elsewhere when they came.
     left_in_msgs: int = 0
     left_in_bytes: int = 0

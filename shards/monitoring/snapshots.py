@@ -47,6 +47,8 @@ TEXT_OF_ONE = 256
 # Work of one step: some 100 µs.
 STEP_ROWS = 32
 STEP_SLOTS = 256
+# Of these each subscription may get streams of many accounts.
+STEP_IMPORTERS = 16
 # Characters of subscriptions of one slow consumer.
 SLOW_TEXT = 16_384
 STEP_CACHE_SLOTS = 1024
@@ -328,12 +330,18 @@ class Snapshots:
                     row.out_bytes += connection.out_bytes
                     if not session.reason:
                         row.connections += 1
-                        row.subscriptions += connection.subscriptions
                 else:  # it has moved to another shard meanwhile
                     row.left_in_msgs += connection.in_msgs
                     row.left_in_bytes += connection.in_bytes
                     row.left_out_msgs += connection.out_msgs
                     row.left_out_bytes += connection.out_bytes
+            await pace()
+        sublists = self._sublists() if query.counts_clients else []
+        for at in range(0, len(sublists), STEP_SLOTS):
+            for sublist in sublists[at : at + STEP_SLOTS]:
+                name = sublist.account.decode()
+                if sublist.n_subs and (not names or name in names):
+                    found.setdefault(name, rows.AccountRow(name)).subscriptions = sublist.n_subs
             await pace()
         accounts = list(found.values())
         for at in range(0, len(accounts), PART_ROWS):
@@ -398,37 +406,35 @@ class Snapshots:
                     await pace()
                 before += count
             return
-        all_of_them = sum(sublist.n_subs for sublist in sublists)
-        part = rows.SubscriptionsPart(all_of_them, [])
+        part = rows.SubscriptionsPart(0, [])
         skip, left = query.offset, query.most
-        weighed = waiting = 0
+        total = weighed = waiting = 0
         for session in list(self._clients.open.values()):
             if left <= 0:
                 break
-            if query.account and session.account != query.account:
-                continue
             await pace()
-            count = session.connection.subscriptions
-            if skip >= count:
+            is_own = query.account in ("", session.account)
+            count = session.connection.subscriptions if is_own else 0
+            if is_passed := skip >= count:
                 skip -= count
-                continue
-            async for step, weight in _subscription_steps(session, pace):
+                total += count
+            async for step, weight in _steps_in(query.account, session, pace, with_own=not is_passed):
+                total += len(step)
                 taken = step[skip : skip + left]
                 skip = max(0, skip - len(step))
                 left -= len(taken)
-                for row in taken:
-                    row.account = session.account
                 part.rows += taken
                 weighed += weight if taken else 0
                 waiting += weight if taken else 0
                 if waiting >= PART_SUBSCRIPTIONS:
                     yield part
-                    part, waiting = rows.SubscriptionsPart(all_of_them, []), 0
+                    part, waiting = rows.SubscriptionsPart(total, []), 0
                 if weighed > MOST_SUBSCRIPTIONS:
-                    yield rows.SubscriptionsPart(all_of_them, [], is_over=True)
+                    yield rows.SubscriptionsPart(total, [], is_over=True)
                     return
                 if left <= 0:
                     break
+            part.total = total
         yield part
 
     async def _sublist_counters(self, query: rows.SublistQuery, pace: Pace) -> AsyncIterator[rows.SublistPart]:
@@ -598,6 +604,27 @@ async def _subscription_steps(
         found, at = census.subscriptions(session.connection, at, STEP_SLOTS, queued_only)
         cid = session.connection.cid
         for portion in _portions([SubscriptionRow(*row, cid) for row in found]):
+            yield portion
+        if not at:
+            return
+        await pace()
+
+
+async def _steps_in(
+    account: str, session: ClientSession, pace: Pace, *, with_own: bool
+) -> AsyncIterator[tuple[list[SubscriptionRow], int]]:
+    """A client's subscriptions in that account, or in all (""): its own, and those to streams of other accounts."""
+    if with_own:
+        async for step, weight in _subscription_steps(session, pace):
+            for row in step:
+                row.account = session.account
+            yield step, weight
+    at = 0
+    while True:
+        found, at = census.shadows(session.connection, at, STEP_IMPORTERS)
+        cid = session.connection.cid
+        named = [SubscriptionRow(*row, cid, name.decode()) for name, row in found]
+        for portion in _portions([row for row in named if account in ("", row.account)]):
             yield portion
         if not at:
             return

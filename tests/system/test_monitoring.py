@@ -186,6 +186,40 @@ async def test_subscriptions_are_listed_page_by_page_over_all_shards(monitored):
     assert pages.json("/subsz")["num_subscriptions"] == 8 * len(clients)
 
 
+@pytest.mark.parametrize("account", ["", "A", "B"])
+async def test_subscriptions_that_get_streams_of_other_accounts_are_paged_and_counted(
+    start_broker, cluster_of, account
+):
+    config = """
+    accounts {
+      A { users: [ {user: a, password: a} ], exports: [ {stream: "s.>"} ] }
+      B { users: [ {user: b, password: b} ], imports: [ {stream: {account: A, subject: "s.>"}} ] }
+    }
+    """
+    broker = start_broker(args=["-m", "-1"], config=config)
+    pages, cluster = Pages.of(broker), cluster_of(broker)
+    expected = []
+    for shard, user in enumerate("abbaab"):
+        client = await cluster.client_on(shard, {"user": user, "pass": user})
+        subjects = [f"s.{shard}.{number}" for number in range(3)] + ["own"]
+        await client.talk(
+            "".join(f"SUB {one} {n}\r\n" for n, one in enumerate(subjects)) + "PING\r\n", expect="PONG\r\n"
+        )
+        cid = client.info["client_id"]
+        expected += [(user.upper(), one, cid) for one in subjects]
+        expected += [("A", one, cid) for one in subjects[:3] if user == "b"]
+    expected = sorted(one for one in expected if account in ("", one[0]))
+    found = []
+    for offset in range(0, len(expected) + 4, 4):
+        page = pages.json(f"/subsz?subs=1&acc={account}&offset={offset}&limit=4")
+        found += [(row["account"], row["subject"], row["cid"]) for row in page.get("subscriptions_list", ())]
+        assert page["num_subscriptions"] == len(expected)
+    assert sorted(found) == expected
+    if account:
+        detail = pages.json(f"/accountz?acc={account}")["account_detail"]
+        assert detail["subscriptions"] == len(expected)
+
+
 @pytest.fixture
 def recorded(start_broker: Callable[..., Broker], cluster_of: Callable[[Broker], Cluster], tmp_path: Path) -> Monitored:
     """Windows so long that none ends in a test, unless it asks for others."""

@@ -320,6 +320,28 @@ async def test_what_is_asked_about_one_account(fresh_cluster):
     assert await is_silent(asker, "$SYS.REQ.ACCOUNT.B.STATZ")
 
 
+async def test_subscriptions_that_get_streams_of_an_account_are_counted_in_it(cluster_with):
+    cluster = cluster_with("""
+    system_account: SYS
+    accounts {
+      SYS { users: [ {user: s, password: s} ] }
+      A { users: [ {user: a, password: a} ], exports: [ {stream: "s.>"} ] }
+      B { users: [ {user: b, password: b} ], imports: [ {stream: {account: A, subject: "s.>"}} ] }
+    }
+    """)
+    asker = await cluster.client_on(0, said("s"))
+    for shard, user in enumerate("abb"):
+        client = await cluster.client_on(shard, said(user))
+        await client.talk("SUB s.* 1\r\nSUB s.x q 2\r\nPING\r\n", expect="PONG\r\n")
+    for account, count in (("A", 6), ("B", 4)):
+        for subject in ("s.x", "s.*", "s.>", ">"):
+            assert await ask(asker, "$SYS.REQ.ACCOUNT.NSUBS", {"acc": account, "subject": subject}) == count
+        (row,) = (await ask(asker, f"$SYS.REQ.ACCOUNT.{account}.STATZ"))["data"]["account_statz"]
+        detail = (await ask(asker, f"$SYS.REQ.ACCOUNT.{account}.INFO"))["data"]
+        if is_newer(cluster):
+            assert row["num_subscriptions"] == detail["subscriptions"]
+
+
 async def test_how_many_subscriptions_would_get_a_message(cluster):
     asker, outsider = await cluster.client_on(0, said("s")), await cluster.client_on(1, said("a"))
     subs = "SUB foo 2\r\nSUB foo.* q 3\r\nSUB foo.> 5\r\nSUB foo.x r 6\r\nPING\r\n"
