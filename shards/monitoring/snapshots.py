@@ -23,6 +23,7 @@ from gnatswarm.shards.boundary import rows
 from gnatswarm.shards.boundary.control import SnapshotReply
 from gnatswarm.shards.boundary.pace import Pace
 from gnatswarm.shards.boundary.rows import ConnectionRow, QueueRow, SubjectRow, SubscriptionRow
+from gnatswarm.shards.boundary.utf8_text import utf8_replaced
 from gnatswarm.shards.clients.closed import connection_row, some_subscriptions, unpacked, wall_offset_us
 from gnatswarm.shards.monitoring.hot_subjects import hot_subjects, subject_interest
 
@@ -500,7 +501,7 @@ class Snapshots:
         while sublists:
             least = heaviest[0][0] + 1 if len(heaviest) >= query.most else 1
             account = sublists[-1].account.decode()
-            step, folded, at = census.cached_entries(sublists[-1], at, STEP_CACHE_SLOTS, least, fold)
+            step, folded, at = census.cached_entries(sublists[-1], at, STEP_CACHE_SLOTS, least, fold, True)
             for fields in step:
                 row = SubjectRow(*fields, account=account)
                 key = account, row.subject
@@ -525,7 +526,7 @@ class Snapshots:
                 sublists.pop()
             await pace()
         cached = sum(sublist.cache_count for sublist in self._sublists(query.account))
-        answer = [found[account, subject] for _weight, account, subject in sorted(heaviest, reverse=True)]
+        answer = _joined(found[account, subject] for _weight, account, subject in sorted(heaviest, reverse=True))
         answer += [together for together in folds.values() if together.folded]
         for at in range(0, max(1, len(answer)), PART_ROWS):
             yield rows.SubjectsPart(cached, answer[at : at + PART_ROWS])
@@ -581,6 +582,23 @@ class Snapshots:
                 )
             )
         yield part
+
+
+def _joined(found: Iterable[SubjectRow]) -> list[SubjectRow]:
+    """The rows, with subjects in UTF-8; those that are then the same are one."""
+    joined: dict[tuple[str, str], SubjectRow] = {}
+    for row in found:
+        row.subject = utf8_replaced(row.subject)
+        other = joined.setdefault((row.account, row.subject), row)
+        if other is not row:
+            other.msgs += row.msgs
+            other.payload_bytes += row.payload_bytes
+            other.deliveries += row.deliveries
+            other.subscriptions += row.subscriptions
+            other.queue_groups += row.queue_groups
+            other.queue_members += row.queue_members
+            other.is_wanted = other.is_wanted or row.is_wanted
+    return list(joined.values())
 
 
 async def _stacks() -> AsyncIterator[rows.StacksPart]:

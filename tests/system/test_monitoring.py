@@ -330,6 +330,14 @@ async def test_subjects_and_their_publishers_are_those_of_an_account_or_of_all(
     assert {row["account"] for row in pages.json("/subjectz?acc=B")["unwanted"]} == {"B"}
 
 
+async def test_subjects_of_one_name_in_utf_8_are_counted_together(recorded):
+    _broker, pages, cluster = recorded
+    client = await cluster.client()
+    await client.talk(b"PUB x.\xff 1\r\na\r\n" * 5 + b"PUB x.\xfe 1\r\na\r\n" * 7 + b"PING\r\n", expect="PONG\r\n")
+    page = await asyncio.to_thread(pages.json, "/subjectz")
+    assert [(row["subject"], row["msgs"], row["unwanted"]) for row in page["subjects"]] == [("x.\ufffd", 12, 12)]
+
+
 async def test_members_of_a_queue_group_have_shares_that_add_up(monitored):
     _broker, pages, cluster = monitored
     members = await cluster.clients(4, on_different_shards=True, connect={"name": "worker"})

@@ -309,6 +309,12 @@ async def test_the_heaviest_subjects_and_what_is_folded(asked: Asked) -> None:
     assert len(await found(fold="")) == 5
 
 
+async def test_subjects_of_one_name_in_utf_8_are_counted_together(asked: Asked) -> None:
+    await asked.client("ann", b"SUB x.* 1\r\n" + b"PUB x.\xff 1\r\na\r\n" * 5 + b"PUB x.\xfe 1\r\na\r\n" * 7)
+    part = await asked.part(rows.SubjectsQuery(), rows.SubjectsPart)
+    assert [(row.subject, row.msgs, row.deliveries, row.is_wanted) for row in part.rows] == [("x.\ufffd", 12, 12, True)]
+
+
 async def test_subjects_and_publishers_of_one_account_or_of_all(asked: Asked) -> None:
     for user in ("ann", "bob", "bob"):
         await asked.client(user, b"PUB a 1\r\nx\r\n")
