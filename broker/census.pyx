@@ -15,6 +15,7 @@ from gnatswarm.broker.outbuf cimport OutBuf, out_pending
 from gnatswarm.broker.peer cimport Peer
 from gnatswarm.broker.interest cimport NO_MAX, Node, QueueName, Sub
 from gnatswarm.broker.entry cimport Earlier, Entry
+from gnatswarm.broker.rules cimport StreamImport
 from gnatswarm.broker.sublist cimport CACHE_WAYS, Sublist
 from gnatswarm.broker.table cimport slot_item
 from gnatswarm.broker.word cimport SLACK, hash_bytes
@@ -80,6 +81,23 @@ def subscriptions(ClientConnection client not None, uint32_t start, uint32_t slo
             sub = <Sub *>slot_item(client.subs.slots[i])
             if sub.group != NULL or not queued_only:
                 rows.append(subscription_row(client.sublist, sub))
+    return rows, 0 if end > client.subs.mask else end
+
+
+def shadows(ClientConnection client not None, uint32_t start, uint32_t slots) -> tuple:
+    """([(account, row as in subscriptions())], next): what those in these slots get of accounts that export streams."""
+    cdef list rows = []
+    cdef uint64_t end
+    cdef uint32_t i
+    cdef Sublist exporter
+    if client.shadows is None or client.subs.slots == NULL or start > client.subs.mask:
+        return rows, 0
+    end = min(<uint64_t>start + slots, <uint64_t>client.subs.mask + 1)
+    for i in range(start, <uint32_t>end):
+        if client.subs.slots[i]:
+            for address, stream in client.shadows.cast_by.get(<size_t>slot_item(client.subs.slots[i]), ()):
+                exporter = (<StreamImport>stream).exporter
+                rows.append((exporter.account, subscription_row(exporter, <Sub *><size_t>address)))
     return rows, 0 if end > client.subs.mask else end
 
 
@@ -167,12 +185,13 @@ cdef inline Earlier counted(const Entry *entry) noexcept:
 
 
 def cached_entries(Sublist sublist not None, size_t start, size_t slots, uint64_t least,
-                   bytes folded not None) -> tuple:
+                   bytes folded not None, bint is_exact=False) -> tuple:
     """([(subject, msgs, bytes, deliveries, plain subscriptions, queue groups, members, is wanted)], folded, next).
 
     Rows of subjects with `least` or more messages or deliveries. Subjects that begin with `folded` (unless it is empty)
-    have no rows: FoldedCounts is their sum. Counts begin when the match
-    result is built, and again after a matching subscription changes; subscriptions and members are this shard's.
+    have no rows: FoldedCounts is their sum. `is_exact`: bytes of a subject that are not UTF-8 are surrogates, so that
+    no two subjects have the same text. Counts begin when the match result is built, and again after a matching
+    subscription changes; subscriptions and members are this shard's.
     """
     cdef size_t end = cache_end(sublist, start, slots)
     cdef const uint8_t *prefix = folded
@@ -182,6 +201,7 @@ def cached_entries(Sublist sublist not None, size_t start, size_t slots, uint64_
     cdef list rows = []
     cdef Entry *entry
     cdef Earlier so_far
+    cdef bytes subject
     cdef uint64_t members
     cdef size_t at
     cdef uint32_t i
@@ -207,7 +227,8 @@ def cached_entries(Sublist sublist not None, size_t start, size_t slots, uint64_
         members = 0
         for i in range(entry.n_choices):
             members += entry.choices[i].n_local
-        rows.append((text_of(entry.text, entry.subject_size),
+        subject = entry.text[:entry.subject_size]
+        rows.append((subject.decode("utf-8", "surrogateescape" if is_exact else "replace"),
                      so_far.msgs, so_far.payload_bytes, so_far.deliveries, entry.n_plain, entry.n_choices, members,
                      entry.n_plain != 0 or entry.n_choices != 0 or entry.remote != 0))
     return (rows, FoldedCounts(count, msgs, payload_bytes, deliveries, plain, groups, all_members, is_wanted),

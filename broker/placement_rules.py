@@ -48,6 +48,17 @@ def subject_covers(pattern: str, subject: str) -> bool:
     return len(wide) == len(narrow)
 
 
+def subjects_overlap(one: str, other: str) -> bool:
+    """Whether there is a subject that both patterns match."""
+    first, second = one.split("."), other.split(".")
+    for token, opposite in zip(first, second, strict=False):
+        if ">" in (token, opposite):
+            return True
+        if token != opposite and "*" not in (token, opposite):
+            return False
+    return len(first) == len(second)
+
+
 class Patterns:
     """Patterns of names, each with a number; the lowest number counts."""
 

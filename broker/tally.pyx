@@ -201,10 +201,13 @@ cdef class Tally:
         self.purge(self.most)
         return counts_row(&total), counts_row(&self.other)
 
-    def read(self, uint32_t start, uint32_t slots) -> tuple:
+    def read(self, uint32_t start, uint32_t slots, bint is_exact=False) -> tuple:
         """([(subject, error, msgs, bytes, deliveries, bytes out, unwanted, frames to, messages from siblings, widest,
-        misses)], next) of so many slots; next is 0 after the last."""
+        misses)], next) of so many slots; next is 0 after the last. `is_exact`: bytes of a subject that are not UTF-8
+        are surrogates, so that no two subjects have the same text."""
         cdef list found = []
+        cdef str errors = "surrogateescape" if is_exact else "replace"
+        cdef bytes subject
         cdef Row *row
         cdef uint64_t end
         cdef uint32_t i
@@ -214,8 +217,8 @@ cdef class Tally:
         for i in range(start, <uint32_t>end):
             if self.rows.slots[i]:
                 row = <Row *>slot_item(self.rows.slots[i])
-                found.append(((<uint8_t *>row + sizeof(Row))[:row.key.size].decode("utf-8", "replace"), row.error)
-                             + counts_row(&row.counts))
+                subject = (<uint8_t *>row + sizeof(Row))[:row.key.size]
+                found.append((subject.decode("utf-8", errors), row.error) + counts_row(&row.counts))
         return found, 0 if end > self.rows.mask else end
 
     @property

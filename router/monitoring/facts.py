@@ -112,7 +112,7 @@ class Facts(msgspec.Struct):
         if shard is None:
             return self
         shards = [one for one in self.shards if one.shard == shard]
-        return msgspec.structs.replace(self, shards=shards, slow_servers=0, **dict.fromkeys(_OF_SERVERS, 0))
+        return msgspec.structs.replace(self, shards=shards, slow_servers=0, **dict.fromkeys(SERVERS_TRAFFIC, 0))
 
 
 class Meter:
@@ -202,11 +202,12 @@ def gather(view: BrokerView, meter: Meter, *, http: tuple[str, int], cores: int)
         relays=relays(view),
         slow_servers=view.page.snapshot(GATEWAY_NUMBER)["slow_consumers"] if options.has_gateway else 0,
         reload_failed_us=view.reload_failed_us,
-        **dict(zip(_OF_SERVERS, view.page.servers_traffic, strict=True)),
+        **dict(zip(SERVERS_TRAFFIC, view.page.servers_traffic, strict=True)),
     )
 
 
-_OF_SERVERS = ("servers_in_msgs", "servers_in_bytes", "servers_out_msgs", "servers_out_bytes")
+# In the order of the shared page's `servers_traffic`.
+SERVERS_TRAFFIC = ("servers_in_msgs", "servers_in_bytes", "servers_out_msgs", "servers_out_bytes")
 _FROM_PAGE = (
     "connections",
     "total_connections",

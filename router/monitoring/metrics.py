@@ -66,6 +66,13 @@ _PER_SHARD = (
     ("shard_cpu_seconds_total", "counter", "CPU time of the shard's present process.", "cpu_s", 1),
     ("shard_resident_bytes", "gauge", "Memory of the shard's process.", "resident_bytes", 1),
 )
+# Of the broker, where it is connected to other servers: name, help, field of Facts.
+_OF_SERVERS = (
+    ("servers_received_messages_total", "Messages that came from other servers.", "servers_in_msgs"),
+    ("servers_received_bytes_total", "Bytes of those messages, headers included.", "servers_in_bytes"),
+    ("servers_sent_messages_total", "Messages that went to other servers.", "servers_out_msgs"),
+    ("servers_sent_bytes_total", "Bytes of those messages, headers included.", "servers_out_bytes"),
+)
 _PER_SUBJECT = (
     ("subject_messages_total", "counter", "Messages published to one of the hottest subjects.", "msgs"),
     ("subject_bytes_total", "counter", "Bytes of those messages.", "bytes"),
@@ -158,6 +165,8 @@ def exposition(
         _family(lines, name, "gauge", text, [({}, value)])
     if hubs is not None:
         _family(lines, "hubs", "gauge", "Hubs that the broker is connected to as a leaf node.", [({}, hubs)])
+    for name, text, field in _OF_SERVERS if facts.options.has_gateway else ():
+        _family(lines, name, "counter", text, [({}, getattr(facts, field))])
     for name, kind, text, field, unit in _PER_SHARD:
         samples = [({"shard": str(shard.shard)}, getattr(shard, field) * unit) for shard in facts.shards]
         _family(lines, name, kind, text, samples)

@@ -63,7 +63,8 @@ async def settled(
                 for row in part.rows:
                     found.append(row)
                     more += row.moved_us > first_parts[shard].counted_us  # else it was counted, but is on a later page
-                found += [known[cid][1] for cid in part.coming]
+                if not query.subject:  # (what they subscribe to is on its way, too)
+                    found += [known[cid][1] for cid in part.coming]
                 more += len(part.coming)
                 for to, row in part.left:  # those that it left before it came are older
                     is_news = row.cid in known and row.moved_us > known[row.cid][1].moved_us

@@ -168,7 +168,7 @@ class Pages:
     ) -> list[Document]:
         """Statistics of these accounts, or of all; without `unused` only of those that have connections."""
         async with self._turn(is_vital=is_vital):
-            answers = await self._ask_all(facts, rows.AccountsQuery(), rows.AccountsPart)
+            answers = await self._ask_all(facts, rows.AccountsQuery(names=tuple(names)), rows.AccountsPart)
         leafs = Counter(row.account for row in await self._leafs()) if facts.options.has_gateway else Counter[str]()
         is_like_newer = facts.options.is_like_newer
         asked = frozenset(names)
@@ -190,8 +190,11 @@ class Pages:
             await pace()
         return found
 
-    async def connz(self, query: PageQuery) -> bytes:
-        """Connections, open and closed."""
+    async def connz(self, query: PageQuery, subject: str = "") -> bytes:
+        """Connections, closed ones and open ones; of these, with `subject`, the ones that subscribe to some of it.
+
+        Over HTTP nats-server has no such filter. It is for one account alone.
+        """
         facts = self._facts(query)
         state = query.state
         sort = query.sort(state)
@@ -205,6 +208,8 @@ class Pages:
         if cid:
             offset, limit = 0, 1
         account = query.text("acc")
+        if subject and not account:
+            raise BadQuery("filter by subject only valid with account filtering")
         if account and account not in facts.accounts:
             empty = {"num_connections": 0, "total": 0, "offset": offset, "limit": limit, "connections": None}
             return _json({"server_id": "", "now": aggregate.head(facts)["now"], **empty})
@@ -218,6 +223,7 @@ class Pages:
             query.search,
             with_subs=bool(subs),
             now_us=facts.now_us,
+            subject=subject,
         )
         async with self._turn():
             answers = await self._ask_all(facts, question, rows.ConnectionsPart)
@@ -310,7 +316,7 @@ class Pages:
                 if any(part.is_over for part in parts):
                     raise BadQuery("too many long subscriptions for one page: ask for less with limit")
                 listed += [(shard, row) for part in parts for row in part.rows]
-                skip = max(0, skip - (parts[0].total if parts else 0))
+                skip = max(0, skip - (parts[-1].total if parts else 0))
             # Of a client that moved meanwhile; what was delivered moved with it.
             listed = await moving_clients.once_of_many(
                 listed,
@@ -443,12 +449,19 @@ class Pages:
         )
 
     async def _publishers(self, facts: Facts, account: str, subject: str) -> list[Document]:
-        """The clients whose latest message had this subject."""
+        """The clients of the account, or of any, whose latest message had this subject."""
         async with self._turn():
-            question = rows.PublishersQuery(account or GLOBAL_ACCOUNT, subject)
+            question = rows.PublishersQuery(account, subject)
             answers = await self._ask_all(facts, question, rows.PublishersPart)
         return [
-            {"cid": row.cid, "name": row.name, "user": row.user, "shard": shard, "in_msgs": row.in_msgs}
+            {
+                "cid": row.cid,
+                "name": row.name,
+                "user": row.user,
+                "account": row.account or GLOBAL_ACCOUNT,
+                "shard": shard,
+                "in_msgs": row.in_msgs,
+            }
             for shard, parts in answers
             for part in parts
             for row in part.rows
@@ -458,9 +471,9 @@ class Pages:
         self, facts: Facts, sort: str, offset: int, limit: int, account: str, only: str
     ) -> Document:
         """The hottest subjects without a recorder: from the match cache."""
-        entries, _cached = await self._subjects(facts, folds=True)
+        entries, _cached = await self._subjects(facts, folds=True, account=account)
         if only:
-            entries = [one for one in entries if (one["account"], one["subject"]) == (account or GLOBAL_ACCOUNT, only)]
+            entries = [one for one in entries if one["subject"] == only]
         key = sort if sort in aggregate.SUBJECT_SORTS else "msgs"
         nobody = [entry for entry in entries if not entry["wanted"]]
         return {
@@ -679,18 +692,18 @@ class Pages:
         answers = await self._ask_all(facts, rows.LinksQuery(), rows.LinksPart)
         return [(shard, [row for part in parts for row in part.rows]) for shard, parts in answers]
 
-    async def _subjects(self, facts: Facts, *, folds: bool) -> tuple[list[Document], int]:
+    async def _subjects(self, facts: Facts, *, folds: bool, account: str = "") -> tuple[list[Document], int]:
         numbers = _numbers(facts)
 
         async def look() -> tuple[list[Document], int]:
-            question = rows.SubjectsQuery(MOST_SUBJECTS, "_INBOX." if folds else "")
+            question = rows.SubjectsQuery(MOST_SUBJECTS, "_INBOX." if folds else "", account)
             async with self._turn(is_vital=True):
                 answers = await self._ask_all(facts, question, rows.SubjectsPart)
             cached = sum(parts[0].cached for _shard, parts in answers if parts)
             found = [(shard, [row for part in parts for row in part.rows]) for shard, parts in answers]
             return aggregate.subjects(found), cached
 
-        return await self._look(f"cached {numbers} {folds}", look)
+        return await self._look(f"cached {numbers} {folds} {account}", look)
 
     async def _look(self, what: str, look: Callable[[], Awaitable[_Value]]) -> _Value:
         """The result of one scan, shared by all requests for the same within LOOK_S."""

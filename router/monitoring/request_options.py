@@ -33,6 +33,8 @@ class RequestOptions(msgspec.Struct):
     state: int = 0
     user: str = ""
     acc: str = ""
+    filter_subject: str = ""
+    mqtt_client: str = ""
     account: str = ""
     test: str = ""
     accounts: tuple[str, ...] = ()
@@ -107,7 +109,8 @@ def request_options(what: str, body: bytes) -> RequestOptions:
     if not body.strip():
         return RequestOptions()
     try:
-        found = json.loads(body, parse_float=_Number, parse_int=_whole, parse_constant=_constant)
+        text = body.decode("utf-8", "replace")
+        found = json.loads(text, parse_float=_Number, parse_int=_whole, parse_constant=_constant)
     except (ValueError, RecursionError) as error:  # (nested too deeply)
         raise BadOptions(f"invalid JSON: {error}") from None
     name, own = _STRUCTS.get(what, _STRUCTS["VARZ"])
@@ -131,7 +134,7 @@ def _checked(name: str, key: str, value: object, wanted: str) -> object:
         for at, one in enumerate(value):
             if one is not None and not isinstance(one, str):
                 raise BadOptions(f"json: cannot unmarshal {_kind(one)} into {name}.{key}.{at} of type string")
-        return tuple(one or "" for one in value)
+        return tuple(_encodable(one or "") for one in value)
     is_number = isinstance(value, int | _Number) and not isinstance(value, bool)
     if wanted == FLAG:
         is_right = isinstance(value, bool)
@@ -141,9 +144,14 @@ def _checked(name: str, key: str, value: object, wanted: str) -> object:
         is_right = wanted != TEXTS and isinstance(value, str) and not isinstance(value, _Number)
         is_number = False
     if is_right:
-        return value
+        return _encodable(value) if isinstance(value, str) else value
     kind = f"number {value}" if is_number and wanted not in (FLAG, TEXTS) else _kind(value)
     raise BadOptions(f"json: cannot unmarshal {kind} into Go struct field {name}.{key} of type {wanted}")
+
+
+def _encodable(text: str) -> str:
+    """The text as Go reads it: with U+FFFD for each lone surrogate, which UTF-8 cannot encode."""
+    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _whole(text: str) -> int | _Number:

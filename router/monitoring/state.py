@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from gnatswarm.router.config.cores import usable_cores
 from gnatswarm.router.listening import monitor_socket
 from gnatswarm.router.monitoring.alarms import Alarms
-from gnatswarm.router.monitoring.facts import Facts, Meter, gather
+from gnatswarm.router.monitoring.facts import SERVERS_TRAFFIC, Facts, Meter, gather
 from gnatswarm.router.monitoring.history import COUNTERS, History
 from gnatswarm.router.monitoring.pages import Pages
 from gnatswarm.router.monitoring.shard_questions import ShardQuestions
@@ -41,8 +41,10 @@ class MonitoringState:
         self.pages = Pages(self.gather, self.questions, self.requests, self.history, self.alarms)
 
     def _totals(self) -> dict[str, int]:
-        slots = [self._view.page.snapshot(shard.number) for shard in self._view.shards]
-        return {name: sum(slot[name] for slot in slots) for name in COUNTERS}
+        page = self._view.page
+        slots = [page.snapshot(shard.number) for shard in self._view.shards]
+        servers = dict(zip(SERVERS_TRAFFIC, page.servers_traffic, strict=True))
+        return {name: sum(slot[name] for slot in slots) + servers.get(f"servers_{name}", 0) for name in COUNTERS}
 
     def gather(self) -> Facts:
         """The facts now."""

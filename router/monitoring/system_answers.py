@@ -198,8 +198,9 @@ class SystemAnswers:
     async def _connections(self, asked: RequestOptions, account: str) -> object:
         if not 0 <= asked.state < len(_STATES):
             raise BadQuery(f"invalid state: {asked.state}")
+        subject = asked.filter_subject if asked.filter_subject != ">" else ""
         return await self._page(
-            self._state.pages.connz,
+            lambda query: self._state.pages.connz(query, subject),
             sort=asked.sort,
             auth=int(asked.auth),
             subs=_subs(asked),
@@ -209,6 +210,7 @@ class SystemAnswers:
             state=_STATES[asked.state],
             user=asked.user,
             acc=account,
+            mqtt_client=asked.mqtt_client,
         )
 
     async def _subscriptions(self, asked: RequestOptions, account: str) -> object:
@@ -243,7 +245,7 @@ class SystemAnswers:
 
     async def _statistics(self, asked: RequestOptions, account: str) -> object:
         facts = self._state.gather()
-        names = asked.accounts or ((account,) if account else ())
+        names = (account,) if account else asked.accounts
         found = await self._state.pages.account_statistics(facts, names, unused=asked.include_unused)
         if not found and not asked.include_unused:
             raise Unasked  # as in nats-server: a server without clients of these accounts does not answer

@@ -149,6 +149,7 @@ class ConnectionsQuery(Question, tag="connz"):
     most_subs: int = 0  # stop after so many subscriptions; 0: after MOST_SUBSCRIPTIONS, with `is_over`
     now_us: int = 0  # the same moment for all shards, for sorting by `idle` and `uptime`
     cids: list[int] = []  # only these, open or about to come here; []: any
+    subject: str = ""  # of open ones those alone that have a subscription that overlaps this pattern; "": any
 
 
 class ConnectionsPart(PageStruct):
@@ -165,7 +166,10 @@ class ConnectionsPart(PageStruct):
 
 
 class SubscriptionsQuery(Question, tag="subscriptions"):
-    """A page of subscriptions: those that match the subject `test`, or all."""
+    """A page of subscriptions: those that match the subject `test`, or all.
+
+    A subscription that gets a stream of another account is one of that account, too.
+    """
 
     offset: int = 0
     most: int = 1024
@@ -176,7 +180,8 @@ class SubscriptionsQuery(Question, tag="subscriptions"):
 class SubscriptionsPart(PageStruct):
     """Some of the subscriptions."""
 
-    total: int  # how many there are, regardless of offset and limit
+    # How many there are, regardless of offset and limit; of a list of all, in the last part, those up to its end.
+    total: int
     rows: list[SubscriptionRow]
     is_over: bool = False  # there are more, or longer ones, than one page may show
 
@@ -206,6 +211,7 @@ class SubjectsQuery(Question, tag="cached"):
 
     most: int = 100
     fold: str = "_INBOX."  # subjects with this prefix are summed up in one row; "": none are
+    account: str = ""  # "": all accounts
 
 
 class SubjectsPart(PageStruct):
@@ -362,6 +368,7 @@ class AccountsQuery(Question, tag="accstatz"):
     """Connections and traffic by account."""
 
     counts_clients: bool = True  # False: only what is known without a look at every client
+    names: tuple[str, ...] = ()  # only these; (): all
 
 
 class AccountRow(PageStruct):
@@ -375,7 +382,7 @@ class AccountRow(PageStruct):
     out_bytes: int = 0
     slow_consumers: int = 0
     unwanted_msgs: int = 0  # that nobody got, up to the end of the recorder's last window
-    subscriptions: int = 0  # of its clients
+    subscriptions: int = 0  # in it, also of other accounts' clients that get its streams
     # Of clients that have moved: what they had done when they left, less what they had done elsewhere when they came.
     left_in_msgs: int = 0
     left_in_bytes: int = 0
@@ -405,7 +412,7 @@ class AccountRow(PageStruct):
 
 
 class AccountsPart(PageStruct):
-    """All accounts that have ever had a client on this shard."""
+    """All accounts that have ever had a client on this shard, or those of `names`."""
 
     rows: list[AccountRow]
 
@@ -450,7 +457,7 @@ class StacksPart(PageStruct):
 class PublishersQuery(Question, tag="publishers"):
     """The clients whose latest message had this subject."""
 
-    account: str
+    account: str  # "": any
     subject: str
     most: int = 200
 
@@ -504,7 +511,7 @@ SORTS: dict[str, Callable[[ConnectionRow, int], int | str]] = {
 
 
 def is_found(row: ConnectionRow, query: ConnectionsQuery) -> bool:
-    """Whether a connection matches the query; its state is not looked at."""
+    """Whether a connection matches the query; its state and its subscriptions are not looked at."""
     if query.user and row.user != query.user:
         return False
     if query.account and row.account != query.account:

@@ -66,8 +66,8 @@ class Closed:
             row.packed_subs = _pack(some_subscriptions(session.connection, SUBSCRIPTION_SLOTS, SUBSCRIPTIONS_TEXT))
         size = row_bytes(row)
         self.latest.add(row, size)
-        if row.account:
-            account = self.by_account.setdefault(row.account, AccountRow(row.account))
+        if session.account:
+            account = self.by_account.setdefault(session.account, AccountRow(session.account))
             account.in_msgs += row.in_msgs
             account.in_bytes += row.in_bytes
             account.out_msgs += row.out_msgs
@@ -164,7 +164,7 @@ def connection_row(session: ClientSession, offset_us: int) -> ConnectionRow:
         utf8_text(connect.lang),
         utf8_text(connect.version),
         utf8_text(session.shown_user),
-        session.account or session.full_account,
+        session.shown_account or session.full_account,
         kind=session.kind,
         tls_version=session.tls_version,
         tls_cipher_suite=session.tls_cipher_suite,

@@ -6,13 +6,13 @@ missed or counted twice: then everything is read again. Called for /subjectz; co
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 from gnatswarm.broker import census
 from gnatswarm.shards.boundary import rows
+from gnatswarm.shards.boundary.utf8_text import utf8_replaced
 from gnatswarm.shards.statistics.subject_history import Heaviest, SubjectCounts
 
 if TYPE_CHECKING:
@@ -88,11 +88,11 @@ async def _open_window(wanted: str, mesh: Mesh, pace: Pace) -> tuple[dict[_Key, 
             continue
         seen: set[str] = set()  # a table that grows between two steps may show a row twice
         while True:
-            step, at = tally.read(at, STEP_ROWS)
-            for row in itertools.starmap(SubjectCounts, step):
-                if row.subject not in seen:
-                    seen.add(row.subject)
-                    _add(found, account, row)
+            step, at = tally.read(at, STEP_ROWS, True)
+            for subject, *counts in step:
+                if subject not in seen:
+                    seen.add(subject)
+                    _add(found, account, SubjectCounts(utf8_replaced(subject), *counts))
             await pace()
             if not at:
                 break

@@ -12,16 +12,18 @@ import heapq
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from gnatswarm.broker import census
+from gnatswarm.broker.placement_rules import subjects_overlap
 from gnatswarm.shards.boundary import rows
 from gnatswarm.shards.boundary.control import SnapshotReply
 from gnatswarm.shards.boundary.pace import Pace
 from gnatswarm.shards.boundary.rows import ConnectionRow, QueueRow, SubjectRow, SubscriptionRow
+from gnatswarm.shards.boundary.utf8_text import utf8_replaced
 from gnatswarm.shards.clients.closed import connection_row, some_subscriptions, unpacked, wall_offset_us
 from gnatswarm.shards.monitoring.hot_subjects import hot_subjects, subject_interest
 
@@ -46,6 +48,8 @@ TEXT_OF_ONE = 256
 # Work of one step: some 100 µs.
 STEP_ROWS = 32
 STEP_SLOTS = 256
+# Of these each subscription may get streams of many accounts.
+STEP_IMPORTERS = 16
 # Characters of subscriptions of one slow consumer.
 SLOW_TEXT = 16_384
 STEP_CACHE_SLOTS = 1024
@@ -187,12 +191,12 @@ class Snapshots:
             part.left = [
                 (shard, row)
                 for shard, row in passing.left
-                if (not query.cids or row.cid in query.cids) and _is_of_account(row, query)
+                if (not query.cids or row.cid in query.cids) and _is_of_account(row.account, query)
             ]
             part.came = [
                 (cid, shard, moved_us)
                 for cid, shard, moved_us in passing.came
-                if (session := self._clients.open.get(cid)) is not None and _is_of_account(session, query)
+                if (session := self._clients.open.get(cid)) is not None and _is_of_account(session.shown_account, query)
             ]
             part.coming = [cid for cid in query.cids if self._clients.is_expected(cid)]
         listed = weighed = waiting = 0
@@ -223,18 +227,17 @@ class Snapshots:
 
     async def _total(self, query: rows.ConnectionsQuery, pace: Pace) -> int:
         """How many there are in that state, of the account if one is asked for; the rest of the query chooses rows."""
-        asked: list[Collection[ClientSession | ConnectionRow]] = []
-        if query.state != "closed":
-            asked.append(self._clients.open.values())
-        if query.state != "open":
-            asked.append(self._clients.closed.latest)
+        sessions = list(self._clients.open.values()) if query.state != "closed" else []
+        closed = list(self._clients.closed.latest) if query.state != "open" else []
         if not query.account:
-            return sum(map(len, asked))
+            return len(sessions) + len(closed)
         total = 0
-        for found in map(list, asked):
-            for at in range(0, len(found), RUN_ROWS):
-                total += sum(_is_of_account(one, query) for one in found[at : at + RUN_ROWS])
-                await pace()
+        for at in range(0, len(sessions), RUN_ROWS):
+            total += sum(_is_of_account(one.shown_account, query) for one in sessions[at : at + RUN_ROWS])
+            await pace()
+        for at in range(0, len(closed), RUN_ROWS):
+            total += sum(_is_of_account(row.account, query) for row in closed[at : at + RUN_ROWS])
+            await pace()
         return total
 
     async def _chosen(self, query: rows.ConnectionsQuery, pace: Pace) -> list[ConnectionRow]:
@@ -242,11 +245,18 @@ class Snapshots:
         if query.cid:
             session = self._clients.open.get(query.cid) if query.state != "closed" else None
             if session is not None:
-                return [connection_row(session, wall_offset_us())]
+                row = connection_row(session, wall_offset_us())
+                is_found = rows.is_found(row, query) and await _is_subscribed(session, query.subject, pace)
+                return [row] if is_found else []
         runs: list[list[ConnectionRow]] = []
         key = rows.order(query.sort, query.now_us)
         if query.cids:
-            asked = [session for cid in query.cids if (session := self._clients.open.get(cid)) is not None]
+            known = [session for cid in query.cids if (session := self._clients.open.get(cid)) is not None]
+            asked = [
+                session
+                for session in known
+                if _is_of_account(session.shown_account, query) and await _is_subscribed(session, query.subject, pace)
+            ]
             return sorted((connection_row(session, wall_offset_us()) for session in asked), key=key)
         if query.state != "closed" and not query.cid:
             # `open` is in the order of client ids and start times, but for those that have moved here: no need to look
@@ -255,13 +265,16 @@ class Snapshots:
             sessions = list(self._clients.open.values())
             if is_in_order and self._clients.passing.has_come:
                 sessions.sort(key=lambda one: (one.started_s if query.sort == "start" else 0.0, one.connection.cid))
-            if is_in_order and not query.user and not query.account and not query.search:
+            if is_in_order and not query.user and not query.account and not query.search and not query.subject:
                 sessions = sessions[: query.most]
             offset_us = wall_offset_us()
             run: list[ConnectionRow] = []
             for at in range(0, len(sessions), STEP_ROWS):
-                step = [connection_row(session, offset_us) for session in sessions[at : at + STEP_ROWS]]
-                run += [row for row in step if rows.is_found(row, query)]
+                step = [(connection_row(session, offset_us), session) for session in sessions[at : at + STEP_ROWS]]
+                step = [(row, session) for row, session in step if rows.is_found(row, query)]
+                if query.subject:
+                    step = [one for one in step if await _is_subscribed(one[1], query.subject, pace)]
+                run += [row for row, _session in step]
                 if len(run) >= RUN_ROWS and not is_in_order:
                     run.sort(key=key)
                     runs.append(run)
@@ -289,10 +302,19 @@ class Snapshots:
 
     async def _accounts(self, query: rows.AccountsQuery, pace: Pace) -> AsyncIterator[rows.AccountsPart]:
         # At once: whoever ends from here on is not in the sums of those who have ended, and is counted below.
-        found = {name: msgspec.structs.replace(row) for name, row in self._clients.closed.by_account.items()}
-        sessions = list(self._clients.open.values()) if query.counts_clients else []
-        sessions = [session for session in sessions if session.account and not session.reason]
+        names = frozenset(query.names)
+        found = {
+            name: msgspec.structs.replace(row)
+            for name, row in self._clients.closed.by_account.items()
+            if not names or name in names
+        }
+        sessions = [
+            session
+            for session in (self._clients.open.values() if query.counts_clients else ())
+            if session.account and not session.reason and (not names or session.account in names)
+        ]
         unwanted = list(self._recorder.unwanted_msgs.items()) if self._recorder is not None else []
+        unwanted = [(name, count) for name, count in unwanted if not names or name in names]
         await pace()
         for at in range(0, len(unwanted), STEP_SLOTS):
             for name, unwanted_msgs in unwanted[at : at + STEP_SLOTS]:
@@ -309,12 +331,18 @@ class Snapshots:
                     row.out_bytes += connection.out_bytes
                     if not session.reason:
                         row.connections += 1
-                        row.subscriptions += connection.subscriptions
                 else:  # it has moved to another shard meanwhile
                     row.left_in_msgs += connection.in_msgs
                     row.left_in_bytes += connection.in_bytes
                     row.left_out_msgs += connection.out_msgs
                     row.left_out_bytes += connection.out_bytes
+            await pace()
+        sublists = self._sublists() if query.counts_clients else []
+        for at in range(0, len(sublists), STEP_SLOTS):
+            for sublist in sublists[at : at + STEP_SLOTS]:
+                name = sublist.account.decode()
+                if sublist.n_subs and (not names or name in names):
+                    found.setdefault(name, rows.AccountRow(name)).subscriptions = sublist.n_subs
             await pace()
         accounts = list(found.values())
         for at in range(0, len(accounts), PART_ROWS):
@@ -325,15 +353,18 @@ class Snapshots:
 
     async def _publishers(self, query: rows.PublishersQuery, pace: Pace) -> AsyncIterator[rows.PublishersPart]:
         part = rows.PublishersPart([])
-        found = self._sublists(query.account) if query.account else []
-        if found:
-            to = census.subject_hash(found[0], query.subject.encode())
-            sessions = list(self._clients.open.values())
-            for at in range(0, len(sessions), STEP_SLOTS):
-                for session in sessions[at : at + STEP_SLOTS]:
-                    if census.published_to(session.connection) == to and len(part.rows) < query.most:
-                        part.rows.append(connection_row(session, wall_offset_us()))
-                await pace()
+        sublists, subject = self._sublists(query.account), query.subject.encode()
+        # Hash seeds differ between sublists, so a hash also identifies the account.
+        found: set[int] = set()
+        for at in range(0, len(sublists), STEP_SLOTS):
+            found.update(census.subject_hash(sublist, subject) for sublist in sublists[at : at + STEP_SLOTS])
+            await pace()
+        sessions = list(self._clients.open.values())
+        for at in range(0, len(sessions), STEP_SLOTS):
+            for session in sessions[at : at + STEP_SLOTS]:
+                if census.published_to(session.connection) in found and len(part.rows) < query.most:
+                    part.rows.append(connection_row(session, wall_offset_us()))
+            await pace()
         yield part
 
     async def _move_counts(self) -> AsyncIterator[rows.MovesPart]:
@@ -376,37 +407,35 @@ class Snapshots:
                     await pace()
                 before += count
             return
-        all_of_them = sum(sublist.n_subs for sublist in sublists)
-        part = rows.SubscriptionsPart(all_of_them, [])
+        part = rows.SubscriptionsPart(0, [])
         skip, left = query.offset, query.most
-        weighed = waiting = 0
+        total = weighed = waiting = 0
         for session in list(self._clients.open.values()):
             if left <= 0:
                 break
-            if query.account and session.account != query.account:
-                continue
             await pace()
-            count = session.connection.subscriptions
-            if skip >= count:
+            is_own = query.account in ("", session.account)
+            count = session.connection.subscriptions if is_own else 0
+            if is_passed := skip >= count:
                 skip -= count
-                continue
-            async for step, weight in _subscription_steps(session, pace):
+                total += count
+            async for step, weight in _steps_in(query.account, session, pace, with_own=not is_passed):
+                total += len(step)
                 taken = step[skip : skip + left]
                 skip = max(0, skip - len(step))
                 left -= len(taken)
-                for row in taken:
-                    row.account = session.account
                 part.rows += taken
                 weighed += weight if taken else 0
                 waiting += weight if taken else 0
                 if waiting >= PART_SUBSCRIPTIONS:
                     yield part
-                    part, waiting = rows.SubscriptionsPart(all_of_them, []), 0
+                    part, waiting = rows.SubscriptionsPart(total, []), 0
                 if weighed > MOST_SUBSCRIPTIONS:
-                    yield rows.SubscriptionsPart(all_of_them, [], is_over=True)
+                    yield rows.SubscriptionsPart(total, [], is_over=True)
                     return
                 if left <= 0:
                     break
+            part.total = total
         yield part
 
     async def _sublist_counters(self, query: rows.SublistQuery, pace: Pace) -> AsyncIterator[rows.SublistPart]:
@@ -468,11 +497,11 @@ class Snapshots:
         folds: dict[str, SubjectRow] = {}  # by account
         fold = query.fold.encode()
         at = 0
-        sublists = self._sublists()
+        sublists = self._sublists(query.account)
         while sublists:
             least = heaviest[0][0] + 1 if len(heaviest) >= query.most else 1
             account = sublists[-1].account.decode()
-            step, folded, at = census.cached_entries(sublists[-1], at, STEP_CACHE_SLOTS, least, fold)
+            step, folded, at = census.cached_entries(sublists[-1], at, STEP_CACHE_SLOTS, least, fold, True)
             for fields in step:
                 row = SubjectRow(*fields, account=account)
                 key = account, row.subject
@@ -496,8 +525,8 @@ class Snapshots:
             if not at:
                 sublists.pop()
             await pace()
-        cached = sum(sublist.cache_count for sublist in self._sublists())
-        answer = [found[account, subject] for _weight, account, subject in sorted(heaviest, reverse=True)]
+        cached = sum(sublist.cache_count for sublist in self._sublists(query.account))
+        answer = _joined(found[account, subject] for _weight, account, subject in sorted(heaviest, reverse=True))
         answer += [together for together in folds.values() if together.folded]
         for at in range(0, max(1, len(answer)), PART_ROWS):
             yield rows.SubjectsPart(cached, answer[at : at + PART_ROWS])
@@ -555,6 +584,23 @@ class Snapshots:
         yield part
 
 
+def _joined(found: Iterable[SubjectRow]) -> list[SubjectRow]:
+    """The rows, with subjects in UTF-8; those that are then the same are one."""
+    joined: dict[tuple[str, str], SubjectRow] = {}
+    for row in found:
+        row.subject = utf8_replaced(row.subject)
+        other = joined.setdefault((row.account, row.subject), row)
+        if other is not row:
+            other.msgs += row.msgs
+            other.payload_bytes += row.payload_bytes
+            other.deliveries += row.deliveries
+            other.subscriptions += row.subscriptions
+            other.queue_groups += row.queue_groups
+            other.queue_members += row.queue_members
+            other.is_wanted = other.is_wanted or row.is_wanted
+    return list(joined.values())
+
+
 async def _stacks() -> AsyncIterator[rows.StacksPart]:
     from gnatswarm.shards.boundary.stacks import stacks_text
 
@@ -582,6 +628,27 @@ async def _subscription_steps(
         await pace()
 
 
+async def _steps_in(
+    account: str, session: ClientSession, pace: Pace, *, with_own: bool
+) -> AsyncIterator[tuple[list[SubscriptionRow], int]]:
+    """A client's subscriptions in that account, or in all (""): its own, and those to streams of other accounts."""
+    if with_own:
+        async for step, weight in _subscription_steps(session, pace):
+            for row in step:
+                row.account = session.account
+            yield step, weight
+    at = 0
+    while True:
+        found, at = census.shadows(session.connection, at, STEP_IMPORTERS)
+        cid = session.connection.cid
+        named = [SubscriptionRow(*row, cid, name.decode()) for name, row in found]
+        for portion in _portions([row for row in named if account in ("", row.account)]):
+            yield portion
+        if not at:
+            return
+        await pace()
+
+
 def _portions(found: list[SubscriptionRow]) -> Iterator[tuple[list[SubscriptionRow], int]]:
     """All of them in order, each time about as many as go into a part, and what these count as."""
     start = weight = 0
@@ -594,8 +661,18 @@ def _portions(found: list[SubscriptionRow]) -> Iterator[tuple[list[SubscriptionR
         yield found[start:], weight
 
 
-def _is_of_account(one: ClientSession | ConnectionRow, query: rows.ConnectionsQuery) -> bool:
-    return not query.account or one.account == query.account
+def _is_of_account(account: str, query: rows.ConnectionsQuery) -> bool:
+    return query.account in ("", account)
+
+
+async def _is_subscribed(session: ClientSession, pattern: str, pace: Pace) -> bool:
+    """Whether the client has a subscription that overlaps the pattern; true for ""."""
+    if not pattern:
+        return True
+    async for step, _weight in _subscription_steps(session, pace):
+        if any(subjects_overlap(pattern, row.subject) for row in step):
+            return True
+    return False
 
 
 async def _with_subscriptions(

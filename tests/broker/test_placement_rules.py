@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import Any
 
@@ -19,6 +20,7 @@ from gnatswarm.broker.placement_rules import (
     Subjects,
     glob_matches,
     subject_covers,
+    subjects_overlap,
 )
 from gnatswarm.broker.subject import matches
 
@@ -155,3 +157,13 @@ def test_the_ends_of_a_pattern_do_not_overlap():
     assert not glob_matches("ab*ba", "aba")
     assert not glob_matches("a*b*ba", "aba")
     assert glob_matches("ab*ba", "abba")
+
+
+# All subjects of at most five tokens: two patterns of at most four, and `>`, overlap in one of these or in none.
+SUBJECTS = [".".join(parts).encode() for count in range(1, 6) for parts in itertools.product("abc", repeat=count)]
+
+
+@given(subjects, subjects)
+def test_patterns_overlap_if_a_subject_matches_both(one: str, other: str):
+    is_shared = any(matches(one.encode(), subject) and matches(other.encode(), subject) for subject in SUBJECTS)
+    assert subjects_overlap(one, other) is subjects_overlap(other, one) is is_shared

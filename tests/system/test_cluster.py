@@ -361,7 +361,9 @@ async def test_the_general_page_counts_what_passes_between_servers(start: Start,
         return all(1000 <= n < 1000 + beside for n in found[:2]) and all(n >= 1000 * size for n in found[2:])
 
     await until(lambda: counted(here, before[0]) and counted(there, before[1]))
-    total = page(here, "/varz")["out_msgs"]
+    general = page(here, "/varz")
+    await until(lambda: all(page(here, "/historyz?limit=1")[name][-1] >= general[name] for name in names))
+    total = general["out_msgs"]
     os.kill(int(here.log.wait_line(r"Gateway is process (\d+)")[1]), signal.SIGKILL)
     await until(lambda: is_meshed([here, there]))
     assert page(here, "/varz")["out_msgs"] >= total

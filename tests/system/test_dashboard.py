@@ -102,6 +102,22 @@ async def test_the_page_shows_the_broker(chromium, lively):
     assert chromium.errors == []
 
 
+async def test_the_rate_of_a_subject_is_that_of_its_account(chromium, start_broker, cluster_of):
+    config = "accounts { A { users: [ {user: a, password: a} ] }, B { users: [ {user: b, password: b} ] } }\n"
+    broker = start_broker(args=["-m", "-1", "--no-stats"], config=config)
+    cluster, pages = cluster_of(broker), Pages.of(broker)
+    for user, count in (("a", 300), ("b", 2)):
+        client = await cluster.client({"user": user, "pass": user})
+        await client.talk("PUB x 1\r\nx\r\n" * count + "PING\r\n", expect="PONG\r\n")
+    chromium.open(f"http://{pages.host}:{pages.port}/")
+    chromium.wait("document.documentElement.dataset.looks >= 2")
+    chromium.wait("document.querySelectorAll('#subjects tbody tr').length == 2")
+    # What each was compared with, by its key.
+    counted = chromium.value("[...before].filter(([key]) => key.startsWith('subject ')).map(([, one]) => one.value)")
+    assert sorted(counted) == [2, 300]
+    assert chromium.errors == []
+
+
 async def test_connections_are_searched_sorted_and_paged(chromium, lively):
     _broker, pages, _cluster = lively
     chromium.open(f"http://{pages.host}:{pages.port}/monitoring/")

@@ -186,6 +186,40 @@ async def test_subscriptions_are_listed_page_by_page_over_all_shards(monitored):
     assert pages.json("/subsz")["num_subscriptions"] == 8 * len(clients)
 
 
+@pytest.mark.parametrize("account", ["", "A", "B"])
+async def test_subscriptions_that_get_streams_of_other_accounts_are_paged_and_counted(
+    start_broker, cluster_of, account
+):
+    config = """
+    accounts {
+      A { users: [ {user: a, password: a} ], exports: [ {stream: "s.>"} ] }
+      B { users: [ {user: b, password: b} ], imports: [ {stream: {account: A, subject: "s.>"}} ] }
+    }
+    """
+    broker = start_broker(args=["-m", "-1"], config=config)
+    pages, cluster = Pages.of(broker), cluster_of(broker)
+    expected = []
+    for shard, user in enumerate("abbaab"):
+        client = await cluster.client_on(shard, {"user": user, "pass": user})
+        subjects = [f"s.{shard}.{number}" for number in range(3)] + ["own"]
+        await client.talk(
+            "".join(f"SUB {one} {n}\r\n" for n, one in enumerate(subjects)) + "PING\r\n", expect="PONG\r\n"
+        )
+        cid = client.info["client_id"]
+        expected += [(user.upper(), one, cid) for one in subjects]
+        expected += [("A", one, cid) for one in subjects[:3] if user == "b"]
+    expected = sorted(one for one in expected if account in ("", one[0]))
+    found = []
+    for offset in range(0, len(expected) + 4, 4):
+        page = pages.json(f"/subsz?subs=1&acc={account}&offset={offset}&limit=4")
+        found += [(row["account"], row["subject"], row["cid"]) for row in page.get("subscriptions_list", ())]
+        assert page["num_subscriptions"] == len(expected)
+    assert sorted(found) == expected
+    if account:
+        detail = pages.json(f"/accountz?acc={account}")["account_detail"]
+        assert detail["subscriptions"] == len(expected)
+
+
 @pytest.fixture
 def recorded(start_broker: Callable[..., Broker], cluster_of: Callable[[Broker], Cluster], tmp_path: Path) -> Monitored:
     """Windows so long that none ends in a test, unless it asks for others."""
@@ -260,6 +294,48 @@ async def test_without_the_recorder_the_page_says_so(start_broker, cluster_of):
     hot = page["subjects"][0]
     assert (hot["subject"], hot["msgs"], hot["fanout"], hot["subscribers"]) == ("hot.a", 60, 3.0, 3)
     assert [row["subject"] for row in page["unwanted"]] == ["_INBOX.>", "lost"]
+
+
+TWO_ACCOUNTS = """
+accounts { A { users: [ {user: a, password: a} ] }, B { users: [ {user: b, password: b} ] } }
+"""
+
+
+@pytest.mark.parametrize("is_recorded", [True, False], ids=["statistics", "no statistics"])
+async def test_subjects_and_their_publishers_are_those_of_an_account_or_of_all(
+    start_broker, cluster_of, tmp_path, is_recorded
+):
+    statistics = ["--stats-dir", str(tmp_path), "--stats-window", "1h"] if is_recorded else ["--no-stats"]
+    broker = start_broker(args=["-m", "-1", *statistics], config=TWO_ACCOUNTS)
+    pages, cluster = Pages.of(broker), cluster_of(broker)
+    publishers: dict[str, list[int]] = {"A": [], "B": []}
+    for shard, user in enumerate("aab"):
+        client = await cluster.client_on(shard, {"user": user, "pass": user})
+        await client.talk("PUB other 0\r\n\r\nPUB x 1\r\n1\r\nPING\r\n", expect="PONG\r\n")
+        publishers[user.upper()].append(client.info["client_id"])
+    of_both = sorted(publishers["A"] + publishers["B"])
+
+    def shown(query: str) -> tuple[list[tuple[str, str, int]], list[int]]:
+        page = pages.json(f"/subjectz?sort=msgs&{query}")
+        found = sorted((row["account"], row["subject"], row["msgs"]) for row in page["subjects"])
+        return found, sorted(client["cid"] for client in page.get("publishers", ()))
+
+    assert shown("") == ([("A", "other", 2), ("A", "x", 2), ("B", "other", 1), ("B", "x", 1)], [])
+    assert shown("acc=A") == ([("A", "other", 2), ("A", "x", 2)], [])
+    assert shown("acc=B&subject=x") == ([("B", "x", 1)], publishers["B"])
+    assert shown("subject=x") == ([("A", "x", 2), ("B", "x", 1)], of_both)
+    assert shown("acc=nope") == ([], [])
+    listed = pages.json("/subjectz?subject=x")["publishers"]
+    assert {client["account"]: client["user"] for client in listed} == {"A": "a", "B": "b"}
+    assert {row["account"] for row in pages.json("/subjectz?acc=B")["unwanted"]} == {"B"}
+
+
+async def test_subjects_of_one_name_in_utf_8_are_counted_together(recorded):
+    _broker, pages, cluster = recorded
+    client = await cluster.client()
+    await client.talk(b"PUB x.\xff 1\r\na\r\n" * 5 + b"PUB x.\xfe 1\r\na\r\n" * 7 + b"PING\r\n", expect="PONG\r\n")
+    page = await asyncio.to_thread(pages.json, "/subjectz")
+    assert [(row["subject"], row["msgs"], row["unwanted"]) for row in page["subjects"]] == [("x.\ufffd", 12, 12)]
 
 
 async def test_members_of_a_queue_group_have_shares_that_add_up(monitored):

@@ -13,6 +13,7 @@ import signal
 import orjson
 import pytest
 
+from gnatswarm.broker import advisory
 from tests.support import swarm
 from tests.support.asking import ask, ask_frame, heard, is_silent
 from tests.support.pages import Pages
@@ -336,6 +337,28 @@ async def test_what_is_asked_about_one_account(fresh_cluster):
     assert await is_silent(asker, "$SYS.REQ.ACCOUNT.B.STATZ")
 
 
+async def test_subscriptions_that_get_streams_of_an_account_are_counted_in_it(cluster_with):
+    cluster = cluster_with("""
+    system_account: SYS
+    accounts {
+      SYS { users: [ {user: s, password: s} ] }
+      A { users: [ {user: a, password: a} ], exports: [ {stream: "s.>"} ] }
+      B { users: [ {user: b, password: b} ], imports: [ {stream: {account: A, subject: "s.>"}} ] }
+    }
+    """)
+    asker = await cluster.client_on(0, said("s"))
+    for shard, user in enumerate("abb"):
+        client = await cluster.client_on(shard, said(user))
+        await client.talk("SUB s.* 1\r\nSUB s.x q 2\r\nPING\r\n", expect="PONG\r\n")
+    for account, count in (("A", 6), ("B", 4)):
+        for subject in ("s.x", "s.*", "s.>", ">"):
+            assert await ask(asker, "$SYS.REQ.ACCOUNT.NSUBS", {"acc": account, "subject": subject}) == count
+        (row,) = (await ask(asker, f"$SYS.REQ.ACCOUNT.{account}.STATZ"))["data"]["account_statz"]
+        detail = (await ask(asker, f"$SYS.REQ.ACCOUNT.{account}.INFO"))["data"]
+        if is_newer(cluster):
+            assert row["num_subscriptions"] == detail["subscriptions"]
+
+
 async def test_how_many_subscriptions_would_get_a_message(cluster):
     asker, outsider = await cluster.client_on(0, said("s")), await cluster.client_on(1, said("a"))
     subs = "SUB foo 2\r\nSUB foo.* q 3\r\nSUB foo.> 5\r\nSUB foo.x r 6\r\nPING\r\n"
@@ -394,6 +417,51 @@ async def test_options_that_make_no_sense_are_an_error_and_nothing_else(cluster,
     assert list(answer) == ["server", "error"] and answer["error"]["code"] == 400 and answer["error"]["description"]
 
 
+async def test_connections_are_filtered_by_what_they_subscribe_to(fresh_cluster):
+    asker = await fresh_cluster.client_on(0, said("s"))
+    subscribed = {"literal": "foo.a", "pattern": "foo.*", "all": ">", "other": "bar", "queue": "foo.a q"}
+    for shard, (name, subject) in enumerate(subscribed.items()):
+        client = await fresh_cluster.client_on(shard, said("a", name=name))
+        await client.talk(f"SUB {subject} 1\r\nPING\r\n", expect="PONG\r\n")
+    outsider = await fresh_cluster.client_on(1, said("b", name="b"))
+    await outsider.talk("SUB foo.a 1\r\nPING\r\n", expect="PONG\r\n")
+
+    async def found(client=asker, subject: str = "$SYS.REQ.SERVER.PING.CONNZ", **words) -> tuple[list[str], int]:
+        data = (await ask(client, subject, {"sort": "cid", **words}))["data"]
+        return sorted(row["name"] for row in data["connections"]), data["total"]
+
+    assert await found(filter_subject="foo.a", acc="A") == (["all", "literal", "pattern", "queue"], 5)
+    assert await found(filter_subject="foo.b", acc="A") == (["all", "pattern"], 5)
+    assert await found(filter_subject="foo.>", acc="A", state=2) == (["all", "literal", "pattern", "queue"], 5)
+    assert await found(filter_subject="foo.a", acc="A", user="nobody") == ([], 5)
+    assert await found(filter_subject=">", acc="A") == (sorted(subscribed), 5)
+    assert await found(filter_subject="foo.a", acc="B") == (["b"], 1)
+    assert await found(outsider, "$SYS.REQ.ACCOUNT.PING.CONNZ", filter_subject="foo.>") == (["b"], 1)
+    assert await found(outsider, "$SYS.REQ.ACCOUNT.PING.CONNZ", filter_subject="bar") == ([], 1)
+    assert await found(subject="$SYS.REQ.ACCOUNT.A.CONNZ", filter_subject="bar") == (["all", "other"], 5)
+    everywhere = await ask(asker, "$SYS.REQ.SERVER.PING.CONNZ", {"filter_subject": "foo.a"})
+    why = "filter by subject only valid with account filtering"
+    assert everywhere["error"] == {"code": 500, "description": why} and everywhere["data"] is None
+    assert await found(mqtt_client="x", acc="A") == ([], 5)
+
+
+async def test_texts_that_utf_8_cannot_encode_cost_no_answer(cluster):
+    asker, outsider = await cluster.client_on(0, said("s")), await cluster.client_on(1, said("a"))
+    for key in ("user", "acc", "sort"):
+        answer = await ask(asker, "$SYS.REQ.SERVER.PING.CONNZ", b'{"%b": "\\ud800"}' % key.encode())
+        if key == "sort":
+            assert answer["error"] == {"code": 500, "description": "invalid sorting option: \ufffd"}
+        else:
+            assert answer["data"]["num_connections"] == 0
+    answer = await ask(asker, "$SYS.REQ.SERVER.PING.ACCOUNTZ", b'{"account": "\\udc00\\udc00"}')
+    assert answer["error"] == {"code": 500, "description": "Account \ufffd\ufffd does not exist"}
+    named = {"accounts": b'["\\udfff"]', "include_unused": b"true"}
+    body = b"{%b}" % b", ".join(b'"%b": %b' % (key.encode(), value) for key, value in named.items())
+    assert (await ask(asker, "$SYS.REQ.ACCOUNT.PING.STATZ", body))["data"]["account_statz"] == []
+    assert (await ask(outsider, "$SYS.REQ.ACCOUNT.PING.CONNZ", b'{"user": "\\ud800"}'))["data"]["connections"] == []
+    assert (await ask(outsider, "$SYS.REQ.ACCOUNT.PING.CONNZ", b'{"user": "\xff"}'))["data"]["connections"] == []
+
+
 async def test_options_that_cannot_be_served_are_an_error(cluster):
     asker = await cluster.client_on(0, said("s"))
     answer = await ask(asker, "$SYS.REQ.SERVER.PING.CONNZ", {"sort": "size"})
@@ -425,6 +493,96 @@ async def test_other_accounts_hear_nothing_and_are_answered_only_about_themselve
         assert [frame for frame in outsider.inbox if frame.sid == "9"] == []
         # It hears what its own account says there, and no event.
         assert all(frame.subject.startswith("$SYS.REQ.") for frame in outsider.inbox)
+
+
+TWO_ACCOUNTS = """
+system_account: SYS
+accounts {
+  SYS { users: [ {user: s, password: s} ] }
+  APP { users: [ {user: app, password: app} ] }
+  BANK { users: [ {user: teller, password: teller} ] }
+}
+no_auth_user: app
+"""
+# What nobody of the account APP may see: accounts, users, names and subjects of the other one.
+SECRETS = (b"BANK", b"teller", b"vault", b"payments", b"intruder")
+
+
+def asked_about_others(cids: list[int]) -> dict[str, list[dict[str, object]]]:
+    """By the request that users of any account may send: bodies that ask for another account's clients."""
+    shown = {"auth": True, "subscriptions": True, "subscriptions_detail": True}
+    wanted: list[dict[str, object]] = [{}, {"acc": "BANK"}, {"account": "BANK"}, {"accounts": ["BANK"]}]
+    wanted += [{"user": "teller"}, {"sort": "subs"}, {"offset": 0, "limit": 100}, {"search": "vault"}]
+    wanted += [{"filter_subject": "payments.>", "acc": "BANK"}, {"filter_subject": "payments.>"}]
+    wanted += [{"mqtt_client": "vault"}, {"server_name": ""}, {"host": ""}]
+    wanted += [{"cid": cid, **more} for cid in cids for more in ({}, {"acc": "BANK"}, {"user": "teller"})]
+    connections = [{**shown, **one, "state": state} for one in wanted for state in (0, 1, 2)]
+    statistics: list[dict[str, object]] = [{}, {"accounts": ["BANK"]}, {"accounts": ["BANK", "APP"]}, {"acc": "BANK"}]
+    return {
+        "$SYS.REQ.ACCOUNT.PING.CONNZ": connections,
+        "$SYS.REQ.SERVER.PING.CONNZ": connections,
+        "$SYS.REQ.ACCOUNT.PING.STATZ": [
+            {**one, "include_unused": all_} for one in statistics for all_ in (False, True)
+        ],
+    }
+
+
+@pytest.fixture
+def two_accounts(cluster_with):
+    """Of a broker with the accounts APP and BANK."""
+    return cluster_with(TWO_ACCOUNTS)
+
+
+async def clients_of_bank(cluster, shard: int) -> list[int]:
+    """The ids of three clients of the account BANK: an open one, one that has ended, and one with a wrong password."""
+    clients = [await cluster.client_on(shard, said("teller", name="vault")) for _ in range(2)]
+    for client in clients:
+        await client.talk("SUB payments.* 1\r\nPUB payments.1 2\r\nhi\r\nPING\r\n", expect_last="PONG\r\n")
+    clients[1].shut_writing()
+    await clients[1].wait_closed()
+    refused = await cluster.raw_on(shard)
+    await refused.send(b"CONNECT " + orjson.dumps(said("teller", name="intruder") | {"pass": "x"}) + b"\r\n")
+    await refused.wait_closed()
+    return [client.info["client_id"] for client in (*clients, refused)]
+
+
+@pytest.mark.parametrize("subject", asked_about_others([]))
+async def test_nothing_of_another_account_is_told_whatever_is_asked(two_accounts, subject):
+    old_is_open = two_accounts.broker.kind.name == "nats-server"  # 2.9.10 tells of any client whose cid is asked for
+    for shard in range(two_accounts.broker.kind.shards):
+        cids = await clients_of_bank(two_accounts, shard + 1)
+        asker = await two_accounts.client_on(shard, said("app"))
+        for body in asked_about_others(cids)[subject]:
+            if old_is_open and body.get("cid"):
+                continue
+            frame = await ask_frame(asker, subject, body)
+            told = [secret for secret in SECRETS if secret in frame.payload]
+            assert not told, (body, frame.payload)
+        found = orjson.loads((await ask_frame(asker, subject, {})).payload)["data"]
+        if "connections" in found:
+            assert asker.info["client_id"] in [row["cid"] for row in found["connections"]]
+        else:
+            assert [row["acc"] for row in found["account_statz"]] == ["APP"]
+        asker.close()
+
+
+@pytest.mark.parametrize("account", ["PING", "BANK", "APP", "SYS"])
+async def test_the_rest_is_not_answered_to_users_of_other_accounts(two_accounts, account):
+    for shard in range(two_accounts.broker.kind.shards):
+        (cid, *_) = await clients_of_bank(two_accounts, shard + 1)
+        asker = await two_accounts.client_on(shard, said("app"))
+        own_id = asker.info["server_id"]
+        body = {"account": "BANK", "acc": "BANK", "subscriptions": True, "subject": ">", "cid": cid}
+        ones_own = ("CONNZ", "STATZ") if account == "PING" else ()
+        subjects = [f"$SYS.REQ.ACCOUNT.{account}.{what}" for what in advisory.OF_ACCOUNTS if what not in ones_own]
+        servers = (*advisory.OF_SERVERS, *advisory.OF_THIS_SERVER)
+        subjects += [f"$SYS.REQ.SERVER.{own_id}.{what}" for what in servers]
+        subjects += [f"$SYS.REQ.SERVER.PING.{what}" for what in servers if what not in ("CONNZ", "IDZ")]
+        subjects += ["$SYS.REQ.ACCOUNT.NSUBS", "$SYS.DEBUG.SUBSCRIBERS"]
+        for one in subjects:
+            frame = await ask_frame(asker, one, body)
+            assert b"503" in frame.headers, (one, frame.payload)
+        asker.close()
 
 
 async def test_whoever_may_not_publish_may_not_ask(cluster):

@@ -55,6 +55,23 @@ def test_values_are_the_facts_by_shard():
     assert found["gnatswarm_shard_ready", (("shard", "3"),)] == 0
 
 
+def test_traffic_with_other_servers_is_told_where_there_may_be_any():
+    counts = {"servers_in_msgs": 1, "servers_in_bytes": 2, "servers_out_msgs": 3, "servers_out_bytes": 4}
+    alone, leaf = (
+        msgspec.structs.replace(facts(shard(0), options=options), **counts) for options in (Options(), A_LEAF)
+    )
+    assert not [name for name, _labels in samples(metrics.exposition(alone, [], {})) if "_servers_" in name]
+    found = samples(metrics.exposition(leaf, [], {}))
+    assert {
+        name.removeprefix("gnatswarm_servers_"): count for (name, _), count in found.items() if "_servers_" in name
+    } == {
+        "received_messages_total": 1,
+        "received_bytes_total": 2,
+        "sent_messages_total": 3,
+        "sent_bytes_total": 4,
+    }
+
+
 def test_large_counters_keep_their_last_digit():
     text = metrics.exposition(facts(shard(0, in_bytes=2**53 + 2)), [], {})
     assert f'gnatswarm_received_bytes_total{{shard="0"}} {2**53 + 2}\n' in text

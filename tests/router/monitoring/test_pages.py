@@ -475,7 +475,8 @@ async def test_one_subject_has_its_publishers_even_if_nothing_was_counted() -> N
     ]
     page = await site.get("/subjectz", "subject=orders.new&acc=A")
     assert [(one["subject"], one["account"], one["msgs"]) for one in page["subjects"]] == [("orders.new", "A", 0)]
-    assert page["publishers"] == [{"cid": 7, "name": "shop", "user": "", "shard": 1, "in_msgs": 3}]
+    named = {"cid": 7, "name": "shop", "user": "", "account": "$G", "shard": 1, "in_msgs": 3}
+    assert page["publishers"] == [named]
     assert (await site.get("/subjectz", "subject=orders.old&acc=A"))["subjects"][0]["msgs"] == 5
 
 

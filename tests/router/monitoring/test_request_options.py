@@ -19,6 +19,9 @@ from gnatswarm.router.monitoring.request_options import BadOptions, RequestOptio
         ("VARZ", b'{"cid": "x", "limit": {}, "no such": 1.5}', RequestOptions()),
         ("JSZ", b'{"accounts": true}', RequestOptions(accounts=True)),  # type: ignore[arg-type]
         ("STATZ", b'{"accounts": ["A"], "include_unused": true}', RequestOptions(accounts=("A",), include_unused=True)),
+        ("STATZ", b'{"accounts": ["\\udfff"]}', RequestOptions(accounts=("\ufffd",))),
+        ("CONNZ", b'{"user": "a\\ud800", "sort": "\\ud83d\\ude00"}', RequestOptions(user="a\ufffd", sort="\U0001f600")),
+        ("CONNZ", b'{"user": "a\xff", "acc": "\xed\xa0\x80"}', RequestOptions(user="a\ufffd", acc="\ufffd" * 3)),
         ("SHARDZ", b'{"server_name": "a", "exact_match": true}', RequestOptions(server_name="a", exact_match=True)),
     ],
 )
@@ -57,7 +60,9 @@ def test_a_wrong_type_is_told_as_there(what: str, body: bytes, why: str) -> None
     assert str(refused.value) == why
 
 
-@pytest.mark.parametrize("body", [b"{", b"x", b'{"cid": 1} x', b"\xff", b'{"limit": NaN}', b'{"x":' + b"[" * 100_000])
+@pytest.mark.parametrize(
+    "body", [b"{", b"x", b'{"cid": 1} x', b"\xff", b"\xef\xbb\xbf{}", b'{"limit": NaN}', b'{"x":' + b"[" * 100_000]
+)
 def test_what_is_no_json_is_refused(body: bytes) -> None:
     with pytest.raises(BadOptions, match="invalid JSON"):
         request_options("CONNZ", body)

@@ -158,6 +158,9 @@ async def test_connections_are_chosen_and_sorted(asked: Asked) -> None:
     assert await cids(asked, search="LOU") == [2]
     assert await cids(asked, cid=3) == [3]
     assert await cids(asked, cid=4) == []
+    assert await cids(asked, cid=2, account="A") == await cids(asked, cid=2, user="ann") == []
+    assert await cids(asked, cid=2, account="B", user="bob") == [2]
+    assert await cids(asked, cids=[1, 2, 3], account="A") == [1, 3]
     assert await cids(asked, state="closed") == []
     quiet.close()
     await asked.client("bob")  # its PONG is behind the end of the other
@@ -165,6 +168,24 @@ async def test_connections_are_chosen_and_sorted(asked: Asked) -> None:
     assert await cids(asked, state="closed") == [1]
     assert await cids(asked, state="all") == [1, 2, 3, 4]
     assert await cids(asked, state="closed", cid=1) == [1]
+
+
+async def test_of_open_connections_those_are_chosen_that_subscribe_to_some_of_a_subject(asked: Asked) -> None:
+    await asked.client("ann", b"SUB foo.* 1\r\nSUB x 2\r\n")
+    await asked.client("bob", b"SUB foo.a q 1\r\n")
+    await asked.client("ann")
+    many = b"".join(b"SUB many.%d %d\r\n" % (number, number) for number in range(2 * STEP_SLOTS))
+    (await asked.client("ann", many + b"SUB foo.b 9999\r\n")).close()
+    await asked.client("ann", many + b"SUB foo.b 9999\r\n")
+    assert await cids(asked, subject="foo.b") == [1, 5]
+    assert await cids(asked, subject="foo.b", sort="subs") == [5, 1]
+    assert await cids(asked, subject="foo.>", most=2) == [1, 2]
+    assert await cids(asked, subject="foo.>", account="B") == [2]
+    assert await cids(asked, subject="foo.b", cid=1) == [1]
+    assert await cids(asked, subject="foo.b", cid=2) == []
+    assert await cids(asked, subject="foo.b", cids=[1, 2, 3, 5]) == [1, 5]
+    assert await cids(asked, subject="foo.b", state="all") == [1, 4, 5]  # closed ones are not looked at
+    assert await cids(asked, subject="foo.b", state="closed") == [4]
 
 
 async def test_a_page_of_too_many_subscriptions_says_so(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,14 +208,14 @@ async def test_a_page_of_subscriptions_goes_over_clients(asked: Asked) -> None:
 
     async def listed(**words: Any) -> tuple[int, list[tuple[int, str]]]:
         parts = await asked.parts(rows.SubscriptionsQuery(**words), rows.SubscriptionsPart)
-        return parts[0].total, [(row.cid, row.subject) for part in parts for row in part.rows]
+        return parts[-1].total, [(row.cid, row.subject) for part in parts for row in part.rows]
 
     total, every = await listed()
     assert (total, sorted(every)) == (9, [(cid, f"a.{number}") for cid in (1, 2, 3) for number in range(3)])
     assert [cid for cid, _ in every] == [1, 1, 1, 2, 2, 2, 3, 3, 3]
-    assert await listed(offset=2, most=4) == (9, every[2:6])
+    assert await listed(offset=2, most=4) == (6, every[2:6])  # the third client was not looked at
     assert await listed(offset=4, most=3) == (9, every[4:7])
-    assert await listed(offset=9) == (9, [])
+    assert await listed(offset=9) == await listed(offset=100) == (9, [])
     assert await listed(account="A", offset=2, most=2) == (6, [every[2], every[6]])
     total, found = await listed(test="a.1")
     assert (total, sorted(found)) == (3, [(1, "a.1"), (2, "a.1"), (3, "a.1")])
@@ -220,6 +241,17 @@ async def test_accounts_count_who_is_there_and_who_has_left(asked: Asked) -> Non
     part = await asked.part(rows.AccountsQuery(), rows.AccountsPart)
     (row,) = [row for row in part.rows if row.name == "A"]
     assert (row.connections, row.in_msgs, row.in_bytes, row.out_msgs, row.out_bytes) == (1, 2, 5, 1, 2)
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+async def test_of_accounts_only_those_that_were_asked_for_are_told(asked: Asked, is_open: bool) -> None:
+    for user in ("ann", "bob"):
+        client = await asked.client(user, b"PUB a 3\r\nxyz\r\n")
+        if not is_open:
+            client.close()
+    await asked.client("ann")  # its PONG is behind the ends of the others
+    part = await asked.part(rows.AccountsQuery(names=("B",)), rows.AccountsPart)
+    assert [(row.name, row.connections, row.in_msgs) for row in part.rows] == [("B", int(is_open), 1)]
 
 
 async def test_who_leaves_while_accounts_are_counted_is_counted_once(asked: Asked) -> None:
@@ -275,6 +307,27 @@ async def test_the_heaviest_subjects_and_what_is_folded(asked: Asked) -> None:
     assert await found() == [("a", 3, 3, True, 0), ("b", 2, 0, False, 0), ("c", 1, 0, False, 0), inboxes]
     assert await found(most=2) == [("a", 3, 3, True, 0), ("b", 2, 0, False, 0), inboxes]
     assert len(await found(fold="")) == 5
+
+
+async def test_subjects_of_one_name_in_utf_8_are_counted_together(asked: Asked) -> None:
+    await asked.client("ann", b"SUB x.* 1\r\n" + b"PUB x.\xff 1\r\na\r\n" * 5 + b"PUB x.\xfe 1\r\na\r\n" * 7)
+    part = await asked.part(rows.SubjectsQuery(), rows.SubjectsPart)
+    assert [(row.subject, row.msgs, row.deliveries, row.is_wanted) for row in part.rows] == [("x.\ufffd", 12, 12, True)]
+
+
+async def test_subjects_and_publishers_of_one_account_or_of_all(asked: Asked) -> None:
+    for user in ("ann", "bob", "bob"):
+        await asked.client(user, b"PUB a 1\r\nx\r\n")
+
+    async def found(account: str) -> tuple[int, list[tuple[str, int]], list[int]]:
+        part = await asked.part(rows.SubjectsQuery(account=account), rows.SubjectsPart)
+        clients = await asked.part(rows.PublishersQuery(account, "a"), rows.PublishersPart)
+        return part.cached, [(row.account, row.msgs) for row in part.rows], [row.cid for row in clients.rows]
+
+    assert await found("") == (2, [("B", 2), ("A", 1)], [1, 2, 3])
+    assert await found("A") == (1, [("A", 1)], [1])
+    assert await found("B") == (1, [("B", 2)], [2, 3])
+    assert await found("nobody") == (0, [], [])
 
 
 async def test_who_is_behind_is_shown_with_what_it_subscribed_to(asked: Asked) -> None:
