@@ -46,14 +46,19 @@ _LEVEL_TAGS = {TRACE: "TRC", logging.DEBUG: "DBG", logging.INFO: "INF", logging.
 _NAMES = "(?:auth_token|password|passwd|pass|token|jwt|proxy_sig|sig|nkey_seed|seed)"
 # Texts, which `re` compiles when they are first of use: at a start that took three percent of the time.
 _SECRET = rf"""(["']?\b{_NAMES}["']?\s*[:=]\s*)(?:"(?:[^"\\]|\\.)*"?|'(?:[^'\\]|\\.)*'?)"""
+# A list or an object; one with others in it, or without an end, is the rest of the line.
+_NESTED = r"""[\[{](?:[^][{}"]|"(?:[^"\\]|\\.)*+")*+[\]}]|[\[{](?s:.*+)"""
 # A client that forgets the quotes, or sends a list, is refused, and its token is a secret all the same.
-_SECRET_BARE = rf"""("{_NAMES}"\s*:\s*)(?:\[[^\]]*\]?|\{{[^}}]*\}}?|[^\s"',}}\]]+)"""
+_SECRET_BARE = rf"""("{_NAMES}"\s*:\s*)(?:{_NESTED}|[^\s"',}}\]]+)"""
 # A key with an escape may be any of these names: "pa\u0073s". Every string is matched whole, so that the time is
 # proportional to the text, whatever a client has sent.
 _STRING_OR_PAIR = (
     r"""("(?:[^"\\]|\\.)*+"?+\s*+)"""
-    r"""(:\s*+(?:"(?:[^"\\]|\\.)*+"?+|\[[^\]]*+\]?+|\{[^}]*+\}?+|[^\s"',}\]]++))?+"""
+    rf"""(:\s*+(?:"(?:[^"\\]|\\.)*+"?+|{_NESTED}|[^\s"',}}\]]++))?+"""
 )
+# A CONNECT as -V shows it. Of one that is not JSON nobody can tell where a value ends.
+_CONNECT = r"- \[CONNECT\b\s*(.*)"
+_SECRET_AND_REST = rf"""(\b{_NAMES}\b["']?\s*[:=]\s*).+"""
 _URL_PASSWORD = r"(://[^/\s:@]*:)[^@\s/]+@"
 _SECRET_HINTS = ("pass", "token", "jwt", "sig", "seed", "://", "\\u")
 _CONTROL = {byte: f"\\x{byte:02x}" for byte in range(0x20) if byte != 0x09}
@@ -69,11 +74,22 @@ def without_secrets(text: str) -> str:
     folded = text.casefold()
     if not any(hint in folded for hint in _SECRET_HINTS):
         return text
+    connect = re.search(_CONNECT, text, re.IGNORECASE) if "[connect" in folded else None
+    if connect is not None and not _is_json(connect[1].removesuffix("]")):
+        text = re.sub(_SECRET_AND_REST, r"\1[REDACTED]", text, flags=re.IGNORECASE)
     text = re.sub(_SECRET, r'\1"[REDACTED]"', text, flags=re.IGNORECASE)
     text = re.sub(_SECRET_BARE, r"\1[REDACTED]", text, flags=re.IGNORECASE)
     if "\\u" in text:
         text = re.sub(_STRING_OR_PAIR, _without_value_of_escaped, text)
     return re.sub(_URL_PASSWORD, r"\1[REDACTED]@", text)
+
+
+def _is_json(text: str) -> bool:
+    try:
+        msgspec.json.decode(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _without_value_of_escaped(found: re.Match[str]) -> str:

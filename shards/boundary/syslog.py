@@ -11,7 +11,7 @@ import logging
 import os
 import socket
 import time
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from gnatswarm.broker.options import Logging
 
@@ -41,7 +41,7 @@ class SyslogAddress:
         if self.network == "unix" and not self.path:
             raise ValueError("no path")
         self.host = parts.hostname or ""
-        self.port = (parts.port or 0) if self.network in ("udp", "tcp") else 0  # ValueError: no number up to 65535
+        self.port = _port(parts) if self.network in ("udp", "tcp") else 0
         if self.network in ("udp", "tcp") and not (self.host and self.port):
             raise ValueError("no host and port")
 
@@ -182,6 +182,14 @@ class SyslogHandler(logging.Handler):
         old, self._socket = self._socket, fresh
         old.close()
         return True
+
+
+def _port(parts: SplitResult) -> int:
+    """0: none. ValueError: no number up to 65535."""
+    try:
+        return parts.port or 0
+    except ValueError as error:  # its text may have a password that stands in the place of the port
+        raise ValueError("Port out of range 0-65535" if "range" in str(error) else "the port is no number") from None
 
 
 def _rfc3339() -> str:
