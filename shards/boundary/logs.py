@@ -181,7 +181,8 @@ class LineHandler(logging.Handler):
         self._rotates = process_label == ROUTER_LABEL
         self._label = process_label
         self._lost_lines = 0
-        self._cannot_rename = False
+        self._cannot_rotate = False
+        self._backup = ""  # the name that the file has now, while the next one cannot be opened
         self.mutes_debug = options.trace and not options.debug  # see _level
         self.outlet = outlet if outlet is not None else _outlet_for(self._path)
 
@@ -246,15 +247,26 @@ class LineHandler(logging.Handler):
         backup = _backup_name(self._path)
         try:
             os.rename(self._path, backup)
-        except OSError as error:
-            if not self._cannot_rename:  # a bind mount, a directory that may not be written
-                self._cannot_rename = True
-                logging.getLogger(ROOT).error('Unable to rotate the log "%s": %s', self._path, error.strerror)
+            self._backup = backup
+        except FileNotFoundError:
+            pass  # it was renamed before, but the next one could not be opened; or by somebody else
+        except OSError as error:  # a bind mount, a directory that may not be written
+            self._say_cannot_rotate(error.strerror or str(error))
             return
-        self._cannot_rename = False
-        if not self.reopen():
+        problem = self.reopen()
+        if problem:  # no room, no descriptor: with the next line, or at the next tick, it is tried again
+            self._say_cannot_rotate(problem)
+            return
+        self._cannot_rotate = False
+        backup, self._backup = self._backup, ""
+        if backup:
             logging.getLogger(ROOT).info('Rotated log, backup saved as "%s"', backup)
             self._purge(os.path.basename(backup))
+
+    def _say_cannot_rotate(self, why: str) -> None:
+        if not self._cannot_rotate:
+            self._cannot_rotate = True  # first: the line comes here again
+            logging.getLogger(ROOT).error('Unable to rotate the log "%s": %s', self._path, why)
 
     def _purge(self, rotated: str) -> None:
         """Remove the oldest of the rotated files where there are too many; only files that have a name as of ours.
