@@ -104,7 +104,8 @@ class SyslogHandler(logging.Handler):
         self._tag = f"{tag}[{os.getpid()}]: "
         self._host = socket.gethostname()
         self._lost_lines = 0
-        self._waiting = b""  # of a stream: the rest of what it has taken in part, and whole lines behind
+        self._waiting = b""  # of a stream: whole lines, of which it has not taken the first, or not all of it
+        self._taken_bytes = 0  # of that first line
         self._tried_s = 0.0
         self.mutes_debug = options.trace and not options.debug
         self._socket = self._address.connect()
@@ -162,12 +163,13 @@ class SyslogHandler(logging.Handler):
     def _flush(self) -> bool:
         while self._waiting:
             try:
-                self._waiting = self._waiting[self._socket.send(self._waiting) :]
+                taken = self._taken_bytes + self._socket.send(memoryview(self._waiting)[self._taken_bytes :])
             except (BlockingIOError, InterruptedError):
                 return True
             except OSError:
-                # A line that was sent in part is sent whole again.
                 return self._connect_again()
+            whole = self._waiting.rfind(b"\n", 0, taken) + 1
+            self._waiting, self._taken_bytes = self._waiting[whole:], taken - whole
         return True
 
     def _connect_again(self) -> bool:
@@ -181,6 +183,7 @@ class SyslogHandler(logging.Handler):
             return False
         old, self._socket = self._socket, fresh
         old.close()
+        self._taken_bytes = 0  # a line that was sent in part is sent whole again
         return True
 
 
