@@ -116,6 +116,8 @@ def test_json_lines_when_asked_for(tmp_path: pathlib.Path) -> None:
         ("cid:1 - <<- [CONNECT {'Auth_Token' : s t, u}]", "cid:1 - <<- [CONNECT {'Auth_Token' : [REDACTED]"),
         ('cid:1 - <<- [CONNECT {"pass":12 s}]', 'cid:1 - <<- [CONNECT {"pass":[REDACTED]'),
         ('cid:1 - <<- [CONNECT {"pass":"s","x":1}]', 'cid:1 - <<- [CONNECT {"pass":"[REDACTED]","x":1}]'),
+        ('cid:1 - <<- [CONNECT "pass" "s"]', 'cid:1 - <<- [CONNECT "pass" "[REDACTED]'),
+        ('cid:1 - <<- [CONNECT {"pass"}:"s"}]', 'cid:1 - <<- [CONNECT {"pass"}:"[REDACTED]'),
         ("cid:1 - <<- [CONNECT {x:5}]", "cid:1 - <<- [CONNECT {x:5}]"),
         ("password = 'x y'", 'password = "[REDACTED]"'),
         ("dialling nats://u:p@host:4222", "dialling nats://u:[REDACTED]@host:4222"),
