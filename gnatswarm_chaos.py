@@ -7,9 +7,10 @@
 
 Clients that connect to `url` have the faults, all others have none; so a second Chaos, or none, is a partition. What
 happens to a message follows from the seed, the number of its connection (in the order of their coming) and its own
-number in it: the same test has the same faults. `happened` lists them. Messages of connections with TLS cannot be
-told apart: for them there is `slow`, `stall` and `cut`. Shards are killed, stopped and continued by signals, and
-parted by the broker itself; `shards` is whoever can do that (a gnatswarm.BrokerProcess). Shares no code with a broker.
+number in it: the same test has the same faults. `happened` lists them. Messages of connections with TLS or
+WebSocket cannot be told apart: for them there is `slow`, `stall` and `cut`. Shards are killed, stopped and continued by
+signals, and parted by the broker itself; `shards` is whoever can do that (a gnatswarm.BrokerProcess). Shares no code
+with a broker.
 """
 
 from __future__ import annotations
@@ -506,17 +507,19 @@ async def _slow(held: _Held, share: float, chance: random.Random) -> None:
 
 
 class _Frames:
-    """A stream of the protocol, in whole operations; as it is, once it is not understood (TLS)."""
+    """A stream of the protocol, in whole operations; as it is, once it is not understood (TLS, WebSocket)."""
 
     def __init__(self) -> None:
         self._kept = b""
+        self._has_begun = False
         self._is_opaque = False
 
     def feed(self, data: bytes) -> Iterator[tuple[str, bytes]]:
         """(subject of a message or "", its bytes) of what is complete."""
         data = self._kept + data
         self._kept = b""
-        if self._is_opaque or data[0] == TLS_RECORD:
+        is_upgrade = not self._has_begun and data.startswith((b"GET ", b"HTTP/"))
+        if self._is_opaque or is_upgrade or data[0] == TLS_RECORD:
             self._is_opaque = True
             yield "", data
             return
@@ -533,6 +536,7 @@ class _Frames:
                 subject = words[1].decode("utf-8", "replace")
                 if len(data) - at < size:
                     break
+            self._has_begun = True
             frame = data[at : at + size]
             yield subject, _without_other_urls(frame) if words and words[0].upper() == b"INFO" else frame
             at += size

@@ -100,7 +100,7 @@ class Stats(_Discreet, frozen=True, forbid_unknown_fields=True):
     max_subjects: int = 4096  # 1..1000000: rows per window, account and shard; lighter subjects share one row
     max_clients: int = 1024  # 0..100000: clients with a row each per window and shard; others share one; 0: no rows
     client_subjects: int = 32  # 1..1000: of a client, the heaviest subjects published, and received, per window
-    client_names: bool = True  # false: rows of clients have no names and addresses
+    client_names: bool = True  # false: rows of clients and of slow consumers have no names and addresses
     max_age_s: float = 604800.0  # older files are removed, once the clock has run evenly for an hour; 0: no limit
     max_bytes: int = 1073741824  # the oldest files are removed while their total is over this; 0: no limit
 

@@ -44,6 +44,16 @@ def test_a_stream_is_taken_apart_wherever_it_is_cut(sizes: list[int]):
     assert found == PARTS
 
 
+@pytest.mark.parametrize("head", [b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", b"HTTP/1.1 101 Switching Protocols\r\n\r\n"])
+@pytest.mark.parametrize("cut", [1, 3, 7, 16, 20])
+def test_websocket_goes_on_as_it_comes(head: bytes, cut: int):
+    """A frame has no line's end that could be waited for, or one in its middle."""
+    frames = _Frames()
+    assert b"".join(part for data in (head[:cut], head[cut:]) for _subject, part in frames.feed(data)) == head
+    for frame in (b"\x82\x06PING\r\n", b"\x82\x04PUB ", b"\x16", b"PUB a 5\r\nhe", b"l\r\no\x00"):
+        assert list(frames.feed(frame)) == [("", frame)]
+
+
 def test_patterns_are_those_of_subscriptions():
     assert _matches("a.*", "a.b") and _matches(">", "a") and _matches("a.>", "a.b.c") and _matches("a", "a")
     assert not _matches("a.>", "a") and not _matches("a.*", "a.b.c") and not _matches("a.b", "a")

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from gnatswarm.broker.quoted import visible
 from gnatswarm.router.config import arrivals
 from gnatswarm.router.supervision.broker_view import RuleState
 from gnatswarm.router.supervision.operator_socket import (
@@ -211,7 +212,7 @@ def status_table(status: Status) -> str:
     lines += [
         f"shard {row.shard}: {row.last_reason}" for row in status.shards if row.last_reason and row.phase != "ready"
     ]
-    return "\n".join(lines)
+    return "\n".join(map(visible, lines))
 
 
 def _relay_line(relay: RelayStatus) -> str:

@@ -32,7 +32,7 @@ try:
 except ModuleNotFoundError as missing:
     raise SystemExit("gnatswarm top draws with rich, which is not installed: pip install 'gnatswarm[top]'") from missing
 
-from gnatswarm.broker.quoted import quoted
+from gnatswarm.broker.quoted import visible
 
 ADVICE = "a broker has these pages with -m 8222"
 ANSWER_DEADLINE_S = 5.0
@@ -119,7 +119,8 @@ class PagesClient:
                     f"{self.url} wants a user and a password: http://USER:PASSWORD@HOST:PORT"
                     + (", or others than these" if self._headers else "")
                 ) from None
-            raise CannotLook(f"{self.url}/{page}: {error.code} {error.read(200).decode('utf-8', 'replace')}") from None
+            said = visible(error.read(200).decode("utf-8", "replace").strip())
+            raise CannotLook(f"{self.url}/{page}: {error.code} {said}") from None
         except OSError as error:
             raise CannotLook(f"{self.url} does not answer: {_why(error)} ({ADVICE})") from None
         except http.client.HTTPException:  # such as the INFO of a port for clients
@@ -203,21 +204,21 @@ def _general(before: Look | None, now: Look, width: int) -> Panel:
     general, rate = now.general, rates(before, now)
     is_narrow = width < NARROW
     grid = Table.grid(padding=(0, 2 if is_narrow else 3))
-    so_far = "" if is_narrow else f" of {general['total_connections']} so far"
-    slow = f"{'slow' if is_narrow else 'slow consumers'} [b]{general['slow_consumers']}[/]"
+    so_far = "" if is_narrow else f" of {general['total_connections']:d} so far"
+    slow = f"{'slow' if is_narrow else 'slow consumers'} [b]{general['slow_consumers']:d}[/]"
     for name, cells in (
         (
             "in",
             (
                 f"CPU [b]{general['cpu']:g}[/] %",
-                f"{'conns' if is_narrow else 'connections'} [b]{general['connections']}[/]{so_far}",
+                f"{'conns' if is_narrow else 'connections'} [b]{general['connections']:d}[/]{so_far}",
             ),
         ),
         (
             "out",
             (
                 f"{'mem' if is_narrow else 'memory'} [b]{bytes_text(general['mem'])}[/]",
-                f"{'subs' if is_narrow else 'subscriptions'} [b]{general['subscriptions']}[/]   {slow}",
+                f"{'subs' if is_narrow else 'subscriptions'} [b]{general['subscriptions']:d}[/]   {slow}",
             ),
         ),
     ):
@@ -230,7 +231,9 @@ def _general(before: Look | None, now: Look, width: int) -> Panel:
     own = general.get("gnatswarm")
     program = f"gnatswarm {own}" if own else f"nats-server {general['version']}"
     name = "" if general["server_name"] == general["server_id"] else f"{general['server_name']} · "
-    return Panel(grid, title=f"{name}{program} · up {general['uptime']}", title_align="left", box=box.ROUNDED)
+    # A Text: of a string rich takes what is in brackets for markup.
+    title = Text(visible(f"{name}{program} · up {general['uptime']}"))
+    return Panel(grid, title=title, title_align="left", box=box.ROUNDED)
 
 
 def _table(*columns: tuple[str, str]) -> Table:
@@ -276,26 +279,26 @@ def _shards(before: Look | None, now: Look, width: int) -> Table:
     table = _table(*((heading, side) for heading, side, _cell in columns))
     assert now.shards is not None
     for row in now.shards["shards"]:
-        table.add_row(*(cell(row) for _heading, _side, cell in columns))
+        table.add_row(*(_cell(cell(row)) for _heading, _side, cell in columns))
     return table
 
 
-def visible(text: str) -> str:
-    """A client's text made safe for a terminal: escapes, and characters that turn or hide text, become numbers."""
-    return text if text.isprintable() else quoted(text)[1:-1]
+def _cell(value: str | Text) -> Text:
+    """One cell: a string is no markup, and has nothing that a terminal obeys."""
+    return value if isinstance(value, Text) else Text(visible(value))
 
 
 def _state(row: dict[str, Any]) -> Text:
     state = "late" if row.get("suspect") else str(row["state"])
-    return Text(state, style="green" if state == "ready" else "bold red")
+    return Text(visible(state), style="green" if state == "ready" else "bold red")
 
 
 def _connections(now: Look, sort: str, rows: int, width: int) -> Table:
     columns = _chosen(
         [
             ("CID", "right", lambda row: str(row["cid"]), 0),
-            ("NAME", "left", lambda row: Text(visible(row.get("name", ""))), 0),
-            ("ADDRESS", "left", lambda row: Text(f"{row['ip']}:{row['port']}"), 120),
+            ("NAME", "left", lambda row: row.get("name", ""), 0),
+            ("ADDRESS", "left", lambda row: f"{row['ip']}:{row['port']}", 120),
             ("SUBS", "right", lambda row: str(row["subscriptions"]), 0),
             ("PENDING", "right", lambda row: bytes_text(row["pending_bytes"]), 0),
             ("MSGS FROM", "right", lambda row: count_text(row["in_msgs"]), 0),
@@ -310,8 +313,8 @@ def _connections(now: Look, sort: str, rows: int, width: int) -> Table:
     )
     table = _table(*((heading, side) for heading, side, _cell in columns))
     for row in (now.connections["connections"] or [])[:rows]:
-        table.add_row(*(cell(row) for _heading, _side, cell in columns))
-    table.title = f"{now.connections['total']} connections, by {sort}"
+        table.add_row(*(_cell(cell(row)) for _heading, _side, cell in columns))
+    table.title = f"{now.connections['total']:d} connections, by {sort}"
     table.title_justify = "left"
     return table
 

@@ -65,6 +65,8 @@ _NAMES = (
         *("max_clients", "client_subjects", "client_names"),
     }
 )
+# What is no URL, or one that cannot have a password.
+_WITHOUT_PASSWORD = re.compile(r"""(?!.*://).*|["']?\w*://[^@:]*(?::\d{0,5})?["']?""")
 _VARIABLE = re.compile(r"\$[A-Za-z_]\w*")
 _TOKEN = re.compile(
     r"""(?P<space>\s+)|(?P<mark>[{}\[\],;:=()])|(?P<word>"(?:[^"\\]|\\.)*"?|'[^']*'?|[^\s{}\[\],;:=()"']+)""", re.DOTALL
@@ -135,7 +137,8 @@ def _pieces(line: str, what: str) -> Iterator[tuple[str, int]]:
         elif piece.startswith(("#", "//")):
             return
         elif key:  # a value
-            is_open = (key in _OPEN_VALUES and piece.isprintable()) or _VARIABLE.fullmatch(piece)
+            is_open = key in _OPEN_VALUES and piece.isprintable() and _WITHOUT_PASSWORD.fullmatch(piece)
+            is_open = is_open or _VARIABLE.fullmatch(piece)
             yield (piece if is_open else _HIDDEN), start
             key = "hidden"  # another word behind a value belongs to it
         else:

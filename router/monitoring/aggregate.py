@@ -646,6 +646,7 @@ def _shard(shard: ShardFacts) -> Document:
         "accepting": shard.is_accepting,
         "suspect": shard.is_suspect,
         "starts": shard.starts,
+        "deaths": shard.deaths,
         "last_exit": shard.last_reason,
         "cpu": round(shard.cpu_percent, 1),
         "cpu_seconds": round(shard.cpu_s, 2),

@@ -223,7 +223,7 @@ ALARM_RULES = (
     AlarmRule(
         "ShardRestarts",
         "page",
-        Growth(("shard_starts_total",), 900, 2, is_summed=False),
+        Growth(("shard_deaths_total",), 900, 2, is_summed=False),
         0,
         "shard {shard} of {broker} dies again and again",
         "`gnatswarm status` and the log say how it ended. Out of memory: fewer clients or more memory.",

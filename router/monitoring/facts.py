@@ -58,6 +58,7 @@ class ShardFacts(msgspec.Struct):
     refused_logins: int = 0
     failed_handshakes: int = 0
     stale_connections: int = 0
+    deaths: int = 0  # of its processes, which nobody had asked for
     denied_msgs: int = 0  # of in_msgs
     denied_subscriptions: int = 0
     has_headroom: bool = True  # descriptors for more clients
@@ -156,6 +157,7 @@ def gather(view: BrokerView, meter: Meter, *, http: tuple[str, int], cores: int)
                 is_accepting=shard.state.is_accepting,
                 is_suspect=shard.state.is_suspect,
                 starts=shard.state.starts,
+                deaths=shard.state.all_deaths,
                 last_reason=shard.state.last_reason,
                 has_headroom=shard.state.has_headroom or not shard.state.has_process,
                 cpu_s=use.cpu_s,

@@ -5,6 +5,9 @@ rebinding). Such a request has that name in its Host header, which the page cann
 accepted that a stranger cannot control: addresses, localhost, http_host (or host) of the configuration, and this
 machine's own name. On other addresses every name is accepted, because services and proxies have names of their own;
 over TLS too, because there the page lacks a certificate for its name.
+
+JSONP is readable by whatever page has it for a script, so on loopback, with TLS or without, no other page gets it: a
+browser says in Sec-Fetch-Site where the page is from, and the page cannot change that.
 """
 
 from __future__ import annotations
@@ -19,7 +22,8 @@ class HostHeader:
     """The rule for one listening socket."""
 
     def __init__(self, sock: socket.socket, *configured: str, is_tls: bool) -> None:
-        self._is_checked = not is_tls and _is_loopback(str(sock.getsockname()[0]))
+        self._is_loopback = _is_loopback(str(sock.getsockname()[0]))
+        self._is_checked = not is_tls and self._is_loopback
         machine = socket.gethostname()
         names = (*configured, machine, machine.partition(".")[0])
         self._names = {_plain(name) for name in names if name}
@@ -34,6 +38,12 @@ class HostHeader:
             "which a web page could have pointed here. Ask for localhost or 127.0.0.1 (a proxy: let it send "
             '"Host: localhost"), or set http to an address that others reach, or to a name of this machine\'s loopback'
         )
+
+    def jsonp_refusal(self, site: str) -> str:
+        """Why JSONP is refused to a request with this Sec-Fetch-Site; "": it is not. `site` "": there is none."""
+        if not self._is_loopback or site.strip().lower() in ("", "none", "same-origin"):
+            return ""
+        return "403 forbidden: on loopback, scripts of other web pages get no JSONP"
 
     def _is_known(self, host: str) -> bool:
         name = _plain(host)

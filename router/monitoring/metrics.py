@@ -63,6 +63,7 @@ _PER_SHARD = (
     ("shard_ready", "gauge", "1: the shard serves.", "is_accepting", 1),
     ("descriptor_headroom", "gauge", "1: the shard has descriptors for more clients.", "has_headroom", 1),
     ("shard_starts_total", "counter", "Processes started as this shard.", "starts", 1),
+    ("shard_deaths_total", "counter", "Processes of this shard that ended, and should not have.", "deaths", 1),
     ("shard_cpu_seconds_total", "counter", "CPU time of the shard's present process.", "cpu_s", 1),
     ("shard_resident_bytes", "gauge", "Memory of the shard's process.", "resident_bytes", 1),
 )

@@ -136,6 +136,8 @@ class Monitor:
             query = PageQuery(request.query)
             # 2.15 has no JSONP any more.
             callback = "" if self._view.options.is_like_newer else query.callback
+            if callback and (refusal := self._host_header.jsonp_refusal(request.headers.get("sec-fetch-site", ""))):
+                return text_response(refusal, 403)
             response = await self._page(path, query, request)
         except BadQuery as error:
             return text_response(str(error), 400)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from gnatswarm.broker import options as opt
+from gnatswarm.broker.quoted import quoted
 from gnatswarm.router.config import arrivals
 from gnatswarm.router.config.arrivals import Journey
 from gnatswarm.router.config.journey import journey
@@ -21,11 +22,19 @@ MOST_LISTENERS = 1000
 
 
 def publisher(options: opt.Options, account: str, user: str, subject: str) -> str:
-    """For whom the question is answered: `user`, or one of the account; "": `journey` decides."""
+    """For whom the question is answered: `user`, or one of the account; "": `journey` decides.
+
+    ValueError: there is no such account, or nobody in it.
+    """
+    names = {opt.GLOBAL_ACCOUNT, options.system_account, *(one.name for one in options.accounts)}
+    if account and account not in names:
+        raise ValueError(f"there is no account {quoted(account)}")
     known = users(options, account)
-    if user or not known:
-        return user
-    return next((name for name in known if not journey(options, subject, name).stopped), known[0])
+    if user or known:
+        return user or next((name for name in known if not journey(options, subject, name).stopped), known[0])
+    if account and options.users and not options.auth_user:
+        raise ValueError(f"account {quoted(account)} has no users")
+    return ""
 
 
 def users(options: opt.Options, account: str) -> list[str]:

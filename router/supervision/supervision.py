@@ -85,6 +85,8 @@ class ShardState(msgspec.Struct, frozen=True):
     has_drained: bool = False  # it sent Drained, or its time for that is over
     deaths: int = 0  # in a row, without STABLE_AFTER_S between them
     starts: int = 0
+    all_deaths: int = 0  # that count, in all its processes
+    is_excused: bool = False  # the death of its process does not count: an operator or a router's end is the cause
     is_resuming: bool = False  # it was taken over from a dead router, and has not said where it stands
     fatal_reason: str = ""  # the reason in its Fatal message
     last_reason: str = ""  # why the last process ended, for log and status
@@ -234,7 +236,7 @@ def taken_over(state: ShardState, now: float, exit_code: int | None = None) -> R
         # It was told to leave, and has left: a shard ends so for no other reason.
         return _with(state, has_drained=True), ()
     if state.phase in (Phase.STARTING, Phase.LINKED):
-        return _with(state, deaths=0, deadline=now + BOOT_DEADLINE_S), ()
+        return _with(state, deaths=0, is_excused=True, deadline=now + BOOT_DEADLINE_S), ()
     if state.phase is Phase.KILLED:
         return state, (Kill(),)  # the dead router may not have come to do it
     return state, ()
@@ -279,6 +281,7 @@ def _spawned(state: ShardState, now: float) -> ShardState:
         has_headroom=True,
         has_drained=False,
         is_resuming=False,
+        is_excused=False,
         fatal_reason="",
     )
 
@@ -317,7 +320,7 @@ def _cancel(state: ShardState, event: Event, now: float) -> Result:
 
 def _crash(state: ShardState, event: Event, now: float) -> Result:
     # The phase stays: the exit is logged and repaired like that of a process that was killed from outside.
-    return _with(state, deaths=0), (Kill(),)
+    return _with(state, deaths=0, is_excused=True), (Kill(),)
 
 
 def _kill(state: ShardState, reason: str) -> Result:
@@ -360,6 +363,7 @@ def _resumed(state: ShardState, event: Event, now: float) -> Result:
         is_in_step=event.is_in_step,
         has_headroom=event.has_headroom,
         was_ready=True,
+        is_excused=False,
         ready_since=state.ready_since if was_known else now,
     )
     if event.leaves_within_s >= 0:
@@ -511,7 +515,7 @@ def _died(state: ShardState, event: Event, now: float) -> Result:
             return _spawned(_with(base, leave=None, deaths=0), now), (*done, Spawn())
         return _with(base, leave=None), done
     deaths = state.deaths + 1
-    base = _with(base, deaths=deaths)
+    base = _with(base, deaths=deaths, all_deaths=state.all_deaths + (not state.is_excused))
     if not state.was_ready and (state.fatal_reason or deaths >= BOOT_ATTEMPTS):
         base = _with(base, is_wanted=False, leave=None)
         if state.is_founder:

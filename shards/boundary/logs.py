@@ -46,14 +46,19 @@ _LEVEL_TAGS = {TRACE: "TRC", logging.DEBUG: "DBG", logging.INFO: "INF", logging.
 _NAMES = "(?:auth_token|password|passwd|pass|token|jwt|proxy_sig|sig|nkey_seed|seed)"
 # Texts, which `re` compiles when they are first of use: at a start that took three percent of the time.
 _SECRET = rf"""(["']?\b{_NAMES}["']?\s*[:=]\s*)(?:"(?:[^"\\]|\\.)*"?|'(?:[^'\\]|\\.)*'?)"""
+# A list or an object; one with others in it, or without an end, is the rest of the line.
+_NESTED = r"""[\[{](?:[^][{}"]|"(?:[^"\\]|\\.)*+")*+[\]}]|[\[{](?s:.*+)"""
 # A client that forgets the quotes, or sends a list, is refused, and its token is a secret all the same.
-_SECRET_BARE = rf"""("{_NAMES}"\s*:\s*)(?:\[[^\]]*\]?|\{{[^}}]*\}}?|[^\s"',}}\]]+)"""
+_SECRET_BARE = rf"""("{_NAMES}"\s*:\s*)(?:{_NESTED}|[^\s"',}}\]]+)"""
 # A key with an escape may be any of these names: "pa\u0073s". Every string is matched whole, so that the time is
 # proportional to the text, whatever a client has sent.
 _STRING_OR_PAIR = (
     r"""("(?:[^"\\]|\\.)*+"?+\s*+)"""
-    r"""(:\s*+(?:"(?:[^"\\]|\\.)*+"?+|\[[^\]]*+\]?+|\{[^}]*+\}?+|[^\s"',}\]]++))?+"""
+    rf"""(:\s*+(?:"(?:[^"\\]|\\.)*+"?+|{_NESTED}|[^\s"',}}\]]++))?+"""
 )
+# A CONNECT as -V shows it. Of one that is not JSON nobody can tell where a value ends.
+_CONNECT = r"- \[CONNECT\b\s*(.*)"
+_SECRET_AND_REST = rf"""(\b{_NAMES}\b["'}}\s:=]*).+"""
 _URL_PASSWORD = r"(://[^/\s:@]*:)[^@\s/]+@"
 _SECRET_HINTS = ("pass", "token", "jwt", "sig", "seed", "://", "\\u")
 _CONTROL = {byte: f"\\x{byte:02x}" for byte in range(0x20) if byte != 0x09}
@@ -69,11 +74,22 @@ def without_secrets(text: str) -> str:
     folded = text.casefold()
     if not any(hint in folded for hint in _SECRET_HINTS):
         return text
+    connect = re.search(_CONNECT, text, re.IGNORECASE) if "[connect" in folded else None
+    if connect is not None and not _is_json(connect[1].removesuffix("]")):
+        text = re.sub(_SECRET_AND_REST, r"\1[REDACTED]", text, flags=re.IGNORECASE)
     text = re.sub(_SECRET, r'\1"[REDACTED]"', text, flags=re.IGNORECASE)
     text = re.sub(_SECRET_BARE, r"\1[REDACTED]", text, flags=re.IGNORECASE)
     if "\\u" in text:
         text = re.sub(_STRING_OR_PAIR, _without_value_of_escaped, text)
     return re.sub(_URL_PASSWORD, r"\1[REDACTED]@", text)
+
+
+def _is_json(text: str) -> bool:
+    try:
+        msgspec.json.decode(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _without_value_of_escaped(found: re.Match[str]) -> str:
@@ -165,7 +181,8 @@ class LineHandler(logging.Handler):
         self._rotates = process_label == ROUTER_LABEL
         self._label = process_label
         self._lost_lines = 0
-        self._cannot_rename = False
+        self._cannot_rotate = False
+        self._backup = ""  # the name that the file has now, while the next one cannot be opened
         self.mutes_debug = options.trace and not options.debug  # see _level
         self.outlet = outlet if outlet is not None else _outlet_for(self._path)
 
@@ -230,15 +247,26 @@ class LineHandler(logging.Handler):
         backup = _backup_name(self._path)
         try:
             os.rename(self._path, backup)
-        except OSError as error:
-            if not self._cannot_rename:  # a bind mount, a directory that may not be written
-                self._cannot_rename = True
-                logging.getLogger(ROOT).error('Unable to rotate the log "%s": %s', self._path, error.strerror)
+            self._backup = backup
+        except FileNotFoundError:
+            pass  # it was renamed before, but the next one could not be opened; or by somebody else
+        except OSError as error:  # a bind mount, a directory that may not be written
+            self._say_cannot_rotate(error.strerror or str(error))
             return
-        self._cannot_rename = False
-        if not self.reopen():
+        problem = self.reopen()
+        if problem:  # no room, no descriptor: with the next line, or at the next tick, it is tried again
+            self._say_cannot_rotate(problem)
+            return
+        self._cannot_rotate = False
+        backup, self._backup = self._backup, ""
+        if backup:
             logging.getLogger(ROOT).info('Rotated log, backup saved as "%s"', backup)
             self._purge(os.path.basename(backup))
+
+    def _say_cannot_rotate(self, why: str) -> None:
+        if not self._cannot_rotate:
+            self._cannot_rotate = True  # first: the line comes here again
+            logging.getLogger(ROOT).error('Unable to rotate the log "%s": %s', self._path, why)
 
     def _purge(self, rotated: str) -> None:
         """Remove the oldest of the rotated files where there are too many; only files that have a name as of ours.

@@ -105,7 +105,7 @@ class SlowRecord(Record, frozen=True, tag="slow"):
 
     cid: int
     user: str
-    name: str
+    name: str  # this and ip: "" as in ClientRecord
     ip: str
     subject: str  # the subscription with the most deliveries
     pending_bytes: int

@@ -11,7 +11,7 @@ import logging
 import os
 import socket
 import time
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from gnatswarm.broker.options import Logging
 
@@ -41,7 +41,7 @@ class SyslogAddress:
         if self.network == "unix" and not self.path:
             raise ValueError("no path")
         self.host = parts.hostname or ""
-        self.port = (parts.port or 0) if self.network in ("udp", "tcp") else 0  # ValueError: no number up to 65535
+        self.port = _port(parts) if self.network in ("udp", "tcp") else 0
         if self.network in ("udp", "tcp") and not (self.host and self.port):
             raise ValueError("no host and port")
 
@@ -104,7 +104,8 @@ class SyslogHandler(logging.Handler):
         self._tag = f"{tag}[{os.getpid()}]: "
         self._host = socket.gethostname()
         self._lost_lines = 0
-        self._waiting = b""  # of a stream: the rest of what it has taken in part, and whole lines behind
+        self._waiting = b""  # of a stream: whole lines, of which it has not taken the first, or not all of it
+        self._taken_bytes = 0  # of that first line
         self._tried_s = 0.0
         self.mutes_debug = options.trace and not options.debug
         self._socket = self._address.connect()
@@ -162,12 +163,13 @@ class SyslogHandler(logging.Handler):
     def _flush(self) -> bool:
         while self._waiting:
             try:
-                self._waiting = self._waiting[self._socket.send(self._waiting) :]
+                taken = self._taken_bytes + self._socket.send(memoryview(self._waiting)[self._taken_bytes :])
             except (BlockingIOError, InterruptedError):
                 return True
             except OSError:
-                # A line that was sent in part is sent whole again.
                 return self._connect_again()
+            whole = self._waiting.rfind(b"\n", 0, taken) + 1
+            self._waiting, self._taken_bytes = self._waiting[whole:], taken - whole
         return True
 
     def _connect_again(self) -> bool:
@@ -181,7 +183,16 @@ class SyslogHandler(logging.Handler):
             return False
         old, self._socket = self._socket, fresh
         old.close()
+        self._taken_bytes = 0  # a line that was sent in part is sent whole again
         return True
+
+
+def _port(parts: SplitResult) -> int:
+    """0: none. ValueError: no number up to 65535."""
+    try:
+        return parts.port or 0
+    except ValueError as error:  # its text may have a password that stands in the place of the port
+        raise ValueError("Port out of range 0-65535" if "range" in str(error) else "the port is no number") from None
 
 
 def _rfc3339() -> str:

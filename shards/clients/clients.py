@@ -29,9 +29,10 @@ from gnatswarm.broker.errors import (
 from gnatswarm.broker.frozen import RecordRefused
 from gnatswarm.broker.options import GLOBAL_ACCOUNT
 from gnatswarm.broker.trace import Tracer
+from gnatswarm.shards.boundary.wall_clock import wall_offset_us
 from gnatswarm.shards.clients.account_census import AccountCensus
 from gnatswarm.shards.clients.allowances import Allowances
-from gnatswarm.shards.clients.closed import SLOW, Closed, connection_row, unpacked, wall_offset_us
+from gnatswarm.shards.clients.closed import SLOW, Closed, connection_row, unpacked
 from gnatswarm.shards.clients.denials import Denials
 from gnatswarm.shards.clients.passing import Passing
 from gnatswarm.shards.clients.passwords import Passwords

@@ -8,7 +8,6 @@ subscribed to, may be as long as its control lines. Called by the clients.
 from __future__ import annotations
 
 import sys
-import time
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -17,6 +16,7 @@ from gnatswarm.broker import census
 from gnatswarm.broker.errors import CloseReason
 from gnatswarm.shards.boundary.rows import AccountRow, ConnectionRow, SubscriptionRow
 from gnatswarm.shards.boundary.utf8_text import utf8_text
+from gnatswarm.shards.boundary.wall_clock import wall_offset_us
 from gnatswarm.shards.clients.latest import Latest
 
 if TYPE_CHECKING:
@@ -133,11 +133,6 @@ def unpacked(row: ConnectionRow) -> ConnectionRow:
     return msgspec.structs.replace(row, subs=subs, packed_subs=b"")
 
 
-def wall_offset_us() -> int:
-    """What to add to a monotonic time to get µs since 1970."""
-    return (time.time_ns() - time.monotonic_ns()) // 1000
-
-
 def connection_row(session: ClientSession, offset_us: int) -> ConnectionRow:
     """A connection as it is now, without its subscriptions."""
     counts = census.counters(session.connection)
@@ -149,7 +144,7 @@ def connection_row(session: ClientSession, offset_us: int) -> ConnectionRow:
         counts.cid,
         session.host,
         session.port,
-        int(session.started_s * 1_000_000),
+        int(session.start_s(offset_us) * 1_000_000),
         active_us + offset_us,
         0,
         "",

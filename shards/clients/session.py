@@ -36,6 +36,7 @@ from gnatswarm.broker.frozen import RecordRefused
 from gnatswarm.broker.options import STANDARD, WEBSOCKET
 from gnatswarm.broker.quoted import quoted
 from gnatswarm.shards.boundary.logs import TRACE
+from gnatswarm.shards.boundary.wall_clock import wall_offset_us
 from gnatswarm.shards.clients.moved import FrozenAdmission, FrozenSession, FrozenTls
 from gnatswarm.shards.sockets.reactor import Socket
 
@@ -67,6 +68,8 @@ REVOKED_EVERY_S = 1.0
 LOOKED_AT_ONCE = 1000
 
 NOT_CONNECTED = ClientOptions()
+# A clock that has moved by so much against the monotonic one was set. By less it is adjusted all the time.
+CLOCK_SET_US = 1_000_000
 
 
 class SessionOwner(Protocol):
@@ -165,6 +168,7 @@ class ClientSession:
         "_violations",
         "account",
         "admission",
+        "began_us",
         "came_from",
         "claimed",
         "connect",
@@ -212,6 +216,7 @@ class ClientSession:
         self.relay = ""  # the boot id of the process that has its TLS; "": this one, or it has none
         self.names: CertificateNames | None = None  # of its certificate, with verify_and_map
         self.started_s = time.time()
+        self.began_us = time.monotonic_ns() // 1000  # the same, by the clock that nobody sets
         self.ended_s = 0.0
         self.came_from = -1  # the shard that it has moved from; -1: it was accepted here
         self.moved_us = 0  # when
@@ -653,6 +658,14 @@ class ClientSession:
         rules = self._rules
         return rules.anonymous(self.connection_type) if self.admission is None else rules.readmit(self.admission)
 
+    def start_s(self, offset_us: int) -> float:
+        """When it connected, since 1970. Has the clock been set since, by the clock as it is now.
+
+        `offset_us`: what to add to a monotonic time to get µs since 1970.
+        """
+        now_us = self.began_us + offset_us
+        return now_us / 1e6 if abs(now_us - self.started_s * 1e6) >= CLOCK_SET_US else self.started_s
+
     def freeze(self) -> FrozenSession:
         """Who the client is, as a record; nothing changes. RecordRefused, with the reason, where it has none now."""
         if why := self.objection_to_freezing():
@@ -674,7 +687,7 @@ class ClientSession:
             kind="websocket" if self.kind == "websocket" else "nats",
             host=self.host,
             port=self.port,
-            started_s=self.started_s,
+            started_s=self.start_s(wall_offset_us()),
             user=self.user,
             account=self.account,
             claimed=self.claimed,
@@ -722,6 +735,7 @@ class ClientSession:
             self.tls_version, self.tls_cipher_suite = frozen.tls.version, frozen.tls.cipher_suite
             self.relay, self.names = frozen.tls.relay, frozen.tls.names
         self.started_s = frozen.started_s
+        self.began_us = int(frozen.started_s * 1_000_000) - wall_offset_us()
         self.claimed = frozen.claimed
         self.stated = frozen.stated
         self.gave_token = frozen.gave_token

@@ -27,6 +27,7 @@ from gnatswarm.broker.options import GLOBAL_ACCOUNT
 from gnatswarm.broker.subject import is_valid_subscription
 from gnatswarm.shards.boundary.control import AccountChanged, SystemEvent, SystemReply, SystemRequest
 from gnatswarm.shards.boundary.utf8_text import utf8_text
+from gnatswarm.shards.boundary.wall_clock import wall_offset_us
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -571,7 +572,7 @@ def _person(session: ClientSession, stop_us: int = 0) -> Person:
         lang=utf8_text(lang),
         version=utf8_text(version),
         kind=session.kind,
-        start_us=int(session.started_s * 1_000_000),
+        start_us=int(session.start_s(wall_offset_us()) * 1_000_000),
         stop_us=stop_us,
         rtt_us=session.connection.rtt_us if stop_us else 0,
     )

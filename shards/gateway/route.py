@@ -20,7 +20,7 @@ from gnatswarm.broker.quoted import quoted
 from gnatswarm.broker.serverlink import ServerLink
 from gnatswarm.shards.boundary.rows import MOST_LISTED_BYTES, MOST_ROUTE_SUBS, RouteRow, SubscriptionRow
 from gnatswarm.shards.boundary.utf8_text import utf8_text
-from gnatswarm.shards.clients.closed import wall_offset_us
+from gnatswarm.shards.boundary.wall_clock import wall_offset_us
 from gnatswarm.shards.gateway import words
 from gnatswarm.shards.gateway.refusals import Refusals
 from gnatswarm.shards.gateway.remote import Address

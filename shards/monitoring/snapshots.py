@@ -24,7 +24,8 @@ from gnatswarm.shards.boundary.control import SnapshotReply
 from gnatswarm.shards.boundary.pace import Pace
 from gnatswarm.shards.boundary.rows import ConnectionRow, QueueRow, SubjectRow, SubscriptionRow
 from gnatswarm.shards.boundary.utf8_text import utf8_replaced
-from gnatswarm.shards.clients.closed import connection_row, some_subscriptions, unpacked, wall_offset_us
+from gnatswarm.shards.boundary.wall_clock import wall_offset_us
+from gnatswarm.shards.clients.closed import connection_row, some_subscriptions, unpacked
 from gnatswarm.shards.monitoring.hot_subjects import hot_subjects, subject_interest
 
 if TYPE_CHECKING:
@@ -264,7 +265,7 @@ class Snapshots:
             is_in_order = query.sort in ("cid", "start") and query.state == "open"
             sessions = list(self._clients.open.values())
             if is_in_order and self._clients.passing.has_come:
-                sessions.sort(key=lambda one: (one.started_s if query.sort == "start" else 0.0, one.connection.cid))
+                sessions.sort(key=lambda one: (one.began_us if query.sort == "start" else 0, one.connection.cid))
             if is_in_order and not query.user and not query.account and not query.search and not query.subject:
                 sessions = sessions[: query.most]
             offset_us = wall_offset_us()

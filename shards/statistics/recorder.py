@@ -21,7 +21,7 @@ from gnatswarm.broker.tally import Tally
 from gnatswarm.shards.boundary import records
 from gnatswarm.shards.boundary.pace import Pace
 from gnatswarm.shards.boundary.process_use import process_use
-from gnatswarm.shards.statistics.client_rows import Client, ClientRows, rest_line
+from gnatswarm.shards.statistics.client_rows import Client, ClientRows, rest_line, shown
 from gnatswarm.shards.statistics.scribe import FILE_MARK, LOST_MARK, Scribe, WindowRows
 from gnatswarm.shards.statistics.subject_history import (
     MOST_KEPT,
@@ -392,7 +392,7 @@ class Recorder:
             link.total = [0, 0, 0, 0, 0]
             link.peak = link.paused_us = 0
         slow, self._slow = self._slow, []
-        found += [_slow_record(window, row) for row in slow]
+        found += [_slow_record(window, row, names=self._options.client_names) for row in slow]
         found += [
             records.DeniedRecord(
                 **window,  # type: ignore[arg-type]
@@ -476,14 +476,14 @@ def _fold(lines: list[bytes], blocks: list[bytes], least: int = LINES_A_BLOCK) -
         del lines[:LINES_A_BLOCK]
 
 
-def _slow_record(window: dict[str, object], row: ConnectionRow) -> records.SlowRecord:
+def _slow_record(window: dict[str, object], row: ConnectionRow, *, names: bool) -> records.SlowRecord:
     heaviest = max(row.subs, key=lambda sub: sub.msgs, default=None)
     return records.SlowRecord(
         **window,  # type: ignore[arg-type]
         cid=row.cid,
-        user=row.user,
-        name=row.name,
-        ip=row.ip,
+        user=shown(row.user),
+        name=shown(row.name) if names else "",
+        ip=row.ip if names else "",
         subject=heaviest.subject if heaviest is not None else "",
         pending_bytes=row.pending_bytes,
         reason=row.reason,

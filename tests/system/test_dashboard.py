@@ -257,6 +257,16 @@ async def test_the_second_in_which_the_page_was_opened_is_in_the_chart_too(chrom
     chromium.wait(f"looks > 3 && {asked} === 2")
 
 
+async def test_a_clock_that_is_set_back_does_not_stop_the_page(chromium, lively):
+    _broker, pages, _cluster = lively
+    chromium.open(f"http://{pages.host}:{pages.port}/monitoring/")
+    chromium.wait("looks > 2 && history.length")
+    seen = "[[0, 5000], [200, 5002], [300, 1403], [400, 1404], [500, 1405]].map(([n, at]) => rate('a', n, at))"
+    assert chromium.value(seen) == [0, 100, 0, 100, 100]
+    chromium.value("history.push({ now: 1e12, in: 0, out: 0 })")  # a look before the clock was set back
+    chromium.wait("history.length > 1 && history.every(point => point.now < 1e12)")
+
+
 async def test_the_shares_of_many_members_fit_their_place(chromium, start_broker, cluster_of):
     broker = start_broker(args=["-m", "-1"])
     clients = await cluster_of(broker).clients(32)

@@ -16,11 +16,11 @@ pytestmark = pytest.mark.kinds("gnatswarm-2")
 PATHS = ("/", "/varz", "/connz", "/subsz", "/metrics", "/healthz", "/nothing")
 
 
-def get(port: int, path: str, host: str | None, address: str = HOST) -> tuple[int, str]:
-    """Status and text of a page, asked for with this Host header; None: HTTP/1.0, without one."""
+def get(port: int, path: str, host: str | None, address: str = HOST, more: str = "") -> tuple[int, str]:
+    """Status and text of a page, asked for with this Host header; None: HTTP/1.0, without one. `more`: headers."""
     request = f"GET {path} HTTP/1.0\r\n\r\n"
     if host is not None:
-        request = f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
+        request = f"GET {path} HTTP/1.1\r\nHost: {host}\r\n{more}Connection: close\r\n\r\n"
     said = b""
     with socket.create_connection((address, port), timeout=10) as sock:
         sock.sendall(request.encode("latin-1"))
@@ -73,3 +73,20 @@ async def test_every_name_is_answered_where_the_port_is_open_to_others(start_bro
     for host in ("gnatswarm.messaging.svc", "metrics.example.com", "10.244.0.7:8222"):
         assert await status(port, "/metrics", host) == 200
         assert await status(port, "/healthz", host) == 200
+
+
+async def test_another_web_page_cannot_have_a_page_for_a_script(start_broker):
+    port = Pages.of(start_broker(args=["-m", "-1"])).port
+    path = "/connz?callback=steal"
+
+    async def asked(path: str, site: str) -> tuple[int, str]:
+        return await asyncio.to_thread(get, port, path, "127.0.0.1", more=f"Sec-Fetch-Site: {site}\r\n")
+
+    for site in ("cross-site", "same-site"):
+        code, text = await asked(path, site)
+        assert code == 403 and "server_id" not in text
+        code, text = await asked("/connz", site)
+        assert code == 200 and "application/json" in text  # which no page can run
+    for site in ("same-origin", "none"):
+        code, text = await asked(path, site)
+        assert code == 200 and "steal({" in text

@@ -17,7 +17,8 @@ import pytest
 from gnatswarm.broker.options import Options
 from gnatswarm.router.commands import operator_commands
 from gnatswarm.router.commands.operator_commands import NotFound
-from gnatswarm.router.supervision.operator_socket import Reply, StatusRequest
+from gnatswarm.router.supervision.broker_view import RuleState
+from gnatswarm.router.supervision.operator_socket import Reply, ShardStatus, Status, StatusRequest
 from gnatswarm.router.supervision.runtime_files import RuntimeFiles, listen_for_operators
 from gnatswarm.shards.boundary import linkdir
 from tests.router.routers import runtime_directory
@@ -97,6 +98,16 @@ def test_ctrl_c_ends_a_command_without_a_word(directory: linkdir.LinkDirectory, 
                 process.send_signal(signal.SIGINT)
                 said, _ = process.communicate(timeout=20)
     assert (process.returncode, said) == (-signal.SIGINT, b"")
+
+
+def test_a_status_has_nothing_that_a_terminal_obeys() -> None:
+    shard = ShardStatus(0, 7, "silent", 0, 0, 0.0, 0.0, 0, 0.0, 0, 1, "reason\x1b[2J")
+    rule = RuleState("name\x1b[2J", False, -1, 0, 0, 0, 0.0, "")
+    status = Status(1, 2, "127.0.0.1:4222", "n\x1b]0;owned\x07", "reuseport", True, 0, 1.0, [shard], [rule])
+    table = operator_commands.status_table(status)
+    assert table.startswith(r"n\x1b]0;owned\a on 127.0.0.1:4222, pid 1")
+    assert table.endswith("name\\x1b[2J: 0 clients\nshard 0: reason\\x1b[2J")
+    assert all(line.isprintable() for line in table.split("\n"))
 
 
 def test_an_argument_that_is_not_utf_8_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:

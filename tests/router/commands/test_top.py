@@ -45,6 +45,10 @@ CONNECTION = {
     "uptime": "1d2h",
     **dict.fromkeys(("in_msgs", "out_msgs", "in_bytes", "out_bytes"), 12_345),
 }
+SHARD_COUNTS = (
+    *("connections", "subscriptions", "in_msgs", "out_msgs"),
+    *("cpu", "loop_lag_us", "mem", "slow_consumers", "starts"),
+)
 SUBJECT = {
     "account": "A",
     "subject": "hot.subject",
@@ -115,21 +119,25 @@ def test_what_clients_choose_is_text_in_a_terminal_too() -> None:
         assert not {"\x1b", "\u202e", "\x07"} & set(capture.get())
 
 
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [("eu[/prod]", "eu[/prod]"), ("eu[prod]", "eu[prod]"), ("n\x1b]0;owned\x07\x1b[2J", r"n\x1b]0;owned\a\x1b[2J")],
+)
+def test_what_a_server_says_of_itself_is_text_in_a_terminal_too(name: str, shown: str) -> None:
+    """Who looks at a server does not have to trust it."""
+    shards = {"shards": [dict.fromkeys((*SHARD_COUNTS, "shard"), 0) | {"state": name}]}
+    connection = CONNECTION | {"ip": name, "idle": name, "uptime": name}
+    look = Look(100.0, GENERAL | {"server_name": name}, {"total": 1, "connections": [connection]}, shards, None)
+    console = Console(width=240, file=None, quiet=False, no_color=True)
+    with console.capture() as capture:
+        console.print(view(None, look, "cid", width=240))
+    assert capture.get().count(shown) == 5
+    assert capture.get().splitlines()[0].startswith(f"╭─ {shown} · nats-server 2.9.10 · up 16s")
+    assert "\x1b" not in capture.get()
+
+
 def test_a_shard_that_does_not_answer_is_late_not_ready() -> None:
-    counts = dict.fromkeys(
-        (
-            "connections",
-            "subscriptions",
-            "in_msgs",
-            "out_msgs",
-            "cpu",
-            "loop_lag_us",
-            "mem",
-            "slow_consumers",
-            "starts",
-        ),
-        0,
-    )
+    counts = dict.fromkeys(SHARD_COUNTS, 0)
     shards = [{"shard": at, "state": "ready", "suspect": at == 1, **counts} for at in range(2)]
     look = Look(100.0, GENERAL, {"total": 0, "connections": []}, {"shards": shards}, None)
     console = Console(width=150, file=None, quiet=False, no_color=True)
@@ -256,6 +264,7 @@ def page_of(body: bytes) -> bytes:
         ),
         (page_of(b'{"now": "2026-02-03T10:00:00Z"}'), "these are not a broker's monitoring pages"),
         (b"HTTP/1.1 404 X\r\nContent-Length: 0\r\n\r\n", "these are not a broker's monitoring pages"),
+        (b"HTTP/1.1 500 X\r\nContent-Length: 6\r\n\r\na\x1b[2J\n", r"/varz: 500 a\x1b[2J"),
     ],
 )
 def test_other_servers_are_told_from_monitoring_pages_in_one_line(
@@ -265,4 +274,4 @@ def test_other_servers_are_told_from_monitoring_pages_in_one_line(
         assert top.run(address, looks=1) == 1
     error = capsys.readouterr().err
     assert error.startswith(f"gnatswarm: http://{address}") and why in error
-    assert len(error.splitlines()) == 1
+    assert len(error.splitlines()) == 1 and "\x1b" not in error

@@ -285,6 +285,7 @@ def test_a_user_by_flag_has_the_files_password(built: Build, refusals: Callable[
         ("remote_syslog: x", '1:1: remote_syslog: invalid network type: ""'),
         ("remote_syslog: 'ftp://h:1'", '1:1: remote_syslog: invalid network type: "ftp"'),
         ("remote_syslog: 'udp://h'", "1:1: remote_syslog: no host and port — write udp://host:514"),
+        ("remote_syslog: 'udp://u:s3cr3t'", "1:1: remote_syslog: the port is no number — write udp://host:514"),
         ("remote_syslog: 'udp://h:99999'", "1:1: remote_syslog: Port out of range"),
         ("remote_syslog: 'unix:'", "1:1: remote_syslog: no path"),
         ("syslog: x", "1:1: syslog: expected a boolean, not text"),

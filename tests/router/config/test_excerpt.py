@@ -48,6 +48,10 @@ SECRETS = [
     f"prt: 1 // {SECRET}",
     f"tls {{ cert_file: a, key_file: b, password: {SECRET} }}",
     f"include [ {SECRET} ]",
+    *(
+        f'remote_syslog: "{url}"'
+        for url in (f"udp://u:{SECRET}@", f"udp://u:{SECRET}", f"tcp://u:{SECRET}/x@h:514", f"x://{SECRET}@h:514")
+    ),
 ]
 
 

@@ -162,7 +162,7 @@ def test_a_text_that_was_not_finished_does_not_replace_the_last_one(monkeypatch:
 
 def test_the_gravest_is_first() -> None:
     seen = alarms()
-    counters = ("slow_consumers_total", "denied_messages_total", "shard_starts_total")
+    counters = ("slow_consumers_total", "denied_messages_total", "shard_deaths_total")
     seen.take(0, 1, {name: {"0": 0.0} for name in counters})
     seen.take(5, 2, {name: {"0": 7.0} for name in counters})
     found = [alarm["alert"] for alarm in seen.document("", 2)["alarms"]]

@@ -41,5 +41,15 @@ def test_elsewhere_and_over_tls_every_name_is_believed(is_tls: bool):
     assert rule("127.0.0.1" if is_tls else "0.0.0.0", is_tls=is_tls).refusal("rebound.example") == ""
 
 
+@pytest.mark.parametrize("is_tls", [False, True])
+def test_on_loopback_no_other_web_page_gets_jsonp(is_tls: bool):
+    local, elsewhere = rule("127.0.0.1", is_tls=is_tls), rule("0.0.0.0", is_tls=is_tls)
+    for site in ("cross-site", "same-site", "Cross-Site", "new-word"):
+        assert "no JSONP" in local.jsonp_refusal(site)
+        assert elsewhere.jsonp_refusal(site) == ""
+    for site in ("", "none", "same-origin", " Same-Origin "):
+        assert local.jsonp_refusal(site) == ""
+
+
 def test_a_long_name_is_cut_in_the_refusal():
     assert len(rule("127.0.0.1").refusal("a" * 10_000)) < 600

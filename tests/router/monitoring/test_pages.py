@@ -430,6 +430,11 @@ async def test_why_is_for_a_user_of_the_account_that_may_publish() -> None:
     assert 'publish deny "orders.>"' in page["why"]["stopped"] and not page["heard"]
     with pytest.raises(BadQuery, match="it depends on who publishes: add --user"):
         await site.get("/whyz", "subject=orders.new")
+    for user in ("", "&user=shop"):
+        with pytest.raises(BadQuery, match='there is no account "nope"'):
+            await site.get("/whyz", f"subject=orders.new&acc=nope{user}")
+    with pytest.raises(BadQuery, match=r'account "\$SYS" has no users'):
+        await site.get("/whyz", "subject=orders.new&acc=$SYS")
     for wrong in ("", "subject=", "subject=a.*", "subject=a..b", "subject=" + "a" * 5000):
         with pytest.raises(BadQuery, match="subject"):
             await site.get("/whyz", wrong)

@@ -180,6 +180,31 @@ def test_a_death_that_an_operator_asked_for_counts_as_the_first() -> None:
     assert actions[1] == s.Report("warning", "died: killed by SIGKILL; starting it again")
 
 
+def test_deaths_are_counted_but_for_those_that_somebody_wanted() -> None:
+    """An alarm counts them: a restart, a scale and an upgrade start processes, too."""
+    dead = s.Exited("killed by SIGKILL")
+    state, _ = step(in_phase(Phase.READY), dead, 100.5)
+    assert state.all_deaths == 1
+    for event in (Linked("l"), Ready()):
+        state, _ = step(state, event, 100.6)
+    state, _ = step(state, s.KillWanted(), 100.7)
+    state, _ = step(state, dead, 100.8)
+    assert state.all_deaths == 1  # an operator's
+    left, _ = s.taken_over(state, 100.9)
+    assert step(left, s.Exited("exit code 1"), 101.0)[0].all_deaths == 1  # its router has gone
+    left, _ = step(left, Resumed(True, True, 1), 101.0)  # it was ready, and the router had not heard of it
+    state, _ = step(left, dead, 101.1)
+    assert state.all_deaths == 2
+    for phase in (Phase.READY, Phase.DRAINING, Phase.STOPPING):
+        state = in_phase(phase, all_deaths=2)
+        if phase is Phase.READY:  # a restart: it leaves, and another comes
+            state, _ = step(state, s.LeaveWanted(Drain(1.0)), 101.0)
+            state, _ = step(state, s.StartWanted(), 101.0)
+        if phase is not Phase.STOPPING:
+            state, _ = step(state, Drained(), 101.1)
+        assert step(state, s.Exited("exit code 0"), 101.2)[0].all_deaths == 2
+
+
 def test_who_misses_a_link_gets_no_new_connections() -> None:
     state, actions = step(in_phase(Phase.READY), InStep(False), 100.5)
     assert not state.is_accepting

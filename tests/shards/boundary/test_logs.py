@@ -107,6 +107,18 @@ def test_json_lines_when_asked_for(tmp_path: pathlib.Path) -> None:
         ),
         ('{"pa\\u0073s":["s"],"lang":"c"}', '{"pa\\u0073s":"[REDACTED]","lang":"c"}'),
         ('{"name":"a\\u0062","lang":"\\"c"}', '{"name":"a\\u0062","lang":"\\"c"}'),
+        ('{"pass":{"a":{"b":1},"c":"s"},"x":1}', '{"pass":[REDACTED]'),
+        ('{"pass":[["x"],"s"],"x":1}', '{"pass":[REDACTED]'),
+        ('{"pass":{"a":"}s"},"x":[["y"]]}', '{"pass":[REDACTED],"x":[["y"]]}'),
+        ('{"pa\\u0073s":{"a":{"b":1},"c":"s"},"x":1}', '{"pa\\u0073s":"[REDACTED]"'),
+        ("cid:1 - <<- [CONNECT {pass:s}]", "cid:1 - <<- [CONNECT {pass:[REDACTED]"),
+        ("cid:1 - <<- [connect pass=s]", "cid:1 - <<- [connect pass=[REDACTED]"),
+        ("cid:1 - <<- [CONNECT {'Auth_Token' : s t, u}]", "cid:1 - <<- [CONNECT {'Auth_Token' : [REDACTED]"),
+        ('cid:1 - <<- [CONNECT {"pass":12 s}]', 'cid:1 - <<- [CONNECT {"pass":[REDACTED]'),
+        ('cid:1 - <<- [CONNECT {"pass":"s","x":1}]', 'cid:1 - <<- [CONNECT {"pass":"[REDACTED]","x":1}]'),
+        ('cid:1 - <<- [CONNECT "pass" "s"]', 'cid:1 - <<- [CONNECT "pass" "[REDACTED]'),
+        ('cid:1 - <<- [CONNECT {"pass"}:"s"}]', 'cid:1 - <<- [CONNECT {"pass"}:"[REDACTED]'),
+        ("cid:1 - <<- [CONNECT {x:5}]", "cid:1 - <<- [CONNECT {x:5}]"),
         ("password = 'x y'", 'password = "[REDACTED]"'),
         ("dialling nats://u:p@host:4222", "dialling nats://u:[REDACTED]@host:4222"),
         ("t.conf:1:1: pass: expected text, not a number", "t.conf:1:1: pass: expected text, not a number"),
@@ -358,3 +370,48 @@ def test_json_lines_name_the_client_in_fields_and_the_time_as_everybody_does(tmp
     moment = datetime.datetime.fromisoformat(first["time"])
     assert moment.utcoffset() == datetime.timedelta(0)
     assert round(moment.timestamp() * 1e6) == first["time_us"]
+
+
+def test_a_log_that_cannot_be_opened_after_its_rotation_is_opened_when_that_is_possible(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For instance on a disk without inodes, or where there is no descriptor."""
+    path = tmp_path / "x.log"
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    options = Logging(file=str(path), size_limit_bytes=500, most_files=2)
+    logs.configure(options, process_label=logs.ROUTER_LABEL)
+    shard = logs.LineHandler(options, process_label="shard 1")
+    with monkeypatch.context() as patched:
+        patched.setattr(logs, "_open_log", full)
+        log.info("line %s", "x" * 600)
+        for _ in range(20):
+            logs.rotate_when_full()
+            log.info("line")
+    (backup,) = tmp_path.iterdir()
+    found = lines(backup)
+    assert sum("[INF] line" in line for line in found) == 21
+    said = f"[ERR] Unable to rotate the log \"{path}\": cannot open log file '{path}': No space left on device"
+    assert sum(said in line for line in found) == 1 and len(found) == 22
+    logs.rotate_when_full()  # the router's tick
+    assert len(lines(backup)) == 22
+    shard.emit(logging.LogRecord("gnatswarm", logging.INFO, "", 0, "from a shard", None, None))
+    shard.close()
+    rotated, of_shard = lines(path)
+    assert rotated.endswith(f'[INF] Rotated log, backup saved as "{backup}"') and of_shard == "from a shard"
+    log.info("y" * 600)
+    logs.rotate_when_full()
+    assert backup not in tmp_path.iterdir()  # it counts as one of the backups, as before
+
+
+def test_a_full_log_that_somebody_has_moved_is_opened_again(tmp_path: pathlib.Path) -> None:
+    path, moved = tmp_path / "x.log", tmp_path / "moved"
+    logs.configure(Logging(file=str(path), size_limit_bytes=500), process_label=logs.ROUTER_LABEL)
+    log.info("x" * 600)
+    path.rename(moved)
+    logs.rotate_when_full()
+    log.info("new")
+    assert sorted(tmp_path.iterdir()) == [moved, path]
+    assert (len(lines(moved)), len(lines(path))) == (1, 1)

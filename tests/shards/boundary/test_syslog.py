@@ -7,6 +7,7 @@ import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -139,6 +140,57 @@ def test_a_stream_is_connected_again(monkeypatch: pytest.MonkeyPatch) -> None:
         log.info("again")
         assert b": again\n" in peers[0].recv(9000)
         peers[0].close()
+
+
+class Breaking(socket.socket):
+    """Takes so many bytes, and breaks when they are taken and `is_broken` is set."""
+
+    room_bytes = 0
+    is_broken = False
+
+    def send(self, data: Any, *flags: int) -> int:
+        if self.is_broken:
+            raise BrokenPipeError
+        taken = min(self.room_bytes, len(data))
+        if not taken:
+            raise BlockingIOError
+        self.room_bytes -= taken
+        return super().send(data[:taken], *flags)
+
+
+@pytest.mark.parametrize("taken", [0, 10, 150, 2000])  # nothing, parts of the first and the second line, all
+def test_a_connection_that_breaks_in_a_line_begins_again_with_that_line(
+    monkeypatch: pytest.MonkeyPatch, taken: int
+) -> None:
+    monkeypatch.setattr(syslog, "TRY_AGAIN_S", 0.0)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(10)
+        handler = SyslogHandler(Logging(remote_syslog=f"tcp://127.0.0.1:{server.getsockname()[1]}"), tag="t")
+        handler.setFormatter(logs.BareFormatter(logtime=True))
+        before = handler._socket = Breaking(fileno=handler._socket.detach())
+        before.room_bytes = taken
+
+        def say(text: str) -> None:
+            handler.emit(logging.LogRecord("x", logging.INFO, "", 0, text, None, None))
+
+        with server.accept()[0] as peer:
+            peer.settimeout(10)
+            for number in range(3):
+                say(f"line {number} {'x' * 80}")
+            before.is_broken = True
+            say("line 3")
+            assert handler._socket is not before
+            got = b"".join(iter(lambda: peer.recv(65536), b""))
+        assert len(got) <= taken and got.count(b"\n") == {0: 0, 10: 0, 150: 1, 2000: 3}[taken]
+        with server.accept()[0] as peer:
+            peer.settimeout(10)
+            say("line 4")
+            handler.close()
+            again = b"".join(iter(lambda: peer.recv(65536), b""))
+        lines = again.splitlines()
+        assert all(line.startswith(b"<5>") for line in lines)
+        numbers = [int(found) for found in re.findall(rb"line (\d)", again)]
+        assert numbers == list(range(got.count(b"\n"), 5)) and len(lines) == len(numbers)
 
 
 def test_without_a_syslog_the_router_does_not_start_and_a_shard_does(

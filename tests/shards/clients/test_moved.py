@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import time
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterator
+from types import SimpleNamespace
 
 import bcrypt
 import msgspec
@@ -15,8 +17,10 @@ from gnatswarm.broker.freezer import freeze, thaw
 from gnatswarm.broker.frozen import RecordRefused
 from gnatswarm.broker.limits import Limits
 from gnatswarm.broker.options import Account, Options, Permissions, User, WebSocket
+from gnatswarm.shards.boundary import wall_clock
 from gnatswarm.shards.boundary.pace import Pace
 from gnatswarm.shards.boundary.rows import AccountRow, AccountsQuery
+from gnatswarm.shards.boundary.wall_clock import wall_offset_us
 from gnatswarm.shards.clients import moved as records
 from gnatswarm.shards.clients.closed import connection_row
 from gnatswarm.shards.clients.moved import FrozenSession, MovedClient
@@ -95,13 +99,34 @@ async def logged_in(shard: OneShard, user: str, password: str, more: str = "") -
     return client
 
 
+@pytest.mark.parametrize("by_s", [-3600, 86_400])
+async def test_a_client_is_as_old_as_before_when_the_clock_is_set(
+    two: Two, by_s: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await logged_in(two.here, "plain", "secret")
+    offset_us, by_us = wall_offset_us(), by_s * 1_000_000
+    before = connection_row(two.session(), offset_us)
+    adjusted = connection_row(two.session(), offset_us + 900_000)
+    assert adjusted.start_us == before.start_us  # a clock that runs a little faster does not change it
+    wall = SimpleNamespace(time_ns=lambda: time.time_ns() + 1000 * by_us, monotonic_ns=time.monotonic_ns)
+    monkeypatch.setattr(wall_clock, "time", wall)
+    after = connection_row(two.session(), wall_offset_us())
+    assert abs(after.start_us - before.start_us - by_us) < 1_000_000
+    moved = connection_row(two.move(), wall_offset_us())
+    assert abs(moved.start_us - after.start_us) < 1_000_000
+    monkeypatch.undo()  # it is set back
+    again = connection_row(two.session(two.there), wall_offset_us())
+    assert abs(again.start_us - before.start_us) < 1_000_000
+
+
 @pytest.mark.parametrize(("user", "password"), [("plain", "secret"), ("hashed", "good"), ("counted", "x")])
 async def test_a_client_goes_on_with_all_that_it_was(two: Two, user: str, password: str) -> None:
     client = await logged_in(two.here, user, password)
     assert await client.talk(b"SUB a 7\r\nPUB a 2\r\nhi\r\nPING\r\n") == b"MSG a 7 2\r\nhi\r\nPONG\r\n"
-    before = connection_row(two.session(), 0)
+    offset_us = wall_offset_us()
+    before = connection_row(two.session(), offset_us)
     new = two.move()
-    after = connection_row(new, 0)
+    after = connection_row(new, offset_us)
     assert after.came_from == 0 and after.moved_us >= after.start_us
     assert msgspec.structs.replace(after, came_from=-1, moved_us=0) == before
     # Both shards can tell for a while, so that no page misses it.

@@ -18,7 +18,7 @@ from gnatswarm.broker.options import Stats
 from gnatswarm.broker.tally import Tally
 from gnatswarm.shards.boundary.pace import Pace
 from gnatswarm.shards.boundary.page import Page
-from gnatswarm.shards.boundary.rows import HotSubjectsQuery
+from gnatswarm.shards.boundary.rows import ConnectionRow, HotSubjectsQuery, SubscriptionRow
 from gnatswarm.shards.boundary.statfile import ENDING
 from gnatswarm.shards.monitoring import hot_subjects as hot_subjects_module
 from gnatswarm.shards.statistics import recorder as recorder_module
@@ -311,6 +311,25 @@ async def test_a_window_has_only_its_own_frames_of_a_link(shard: Shard, clock: C
     found = [record for record in rows(tmp_path) if record["kind"] == "link"]
     names = ("peer", "sent_msgs", "sent_bytes", "received_msgs", "received_bytes", "received_deliveries")
     assert [tuple(record[name] for name in names) for record in found] == [(1, 5, 50, 2, 20, 2), (1, 3, 30, 0, 0, 1)]
+
+
+@pytest.mark.parametrize("names", [True, False])
+async def test_rows_of_slow_consumers_say_no_more_of_a_client_than_rows_of_clients(
+    clock: Clock, tmp_path: Path, names: bool
+):
+    shard = Shard(tmp_path, clock, Stats(window_s=WINDOW_US / 1e6, client_names=names))
+    shard.recorder.on_slow(
+        ConnectionRow(
+            *(7, "192.0.2.1", 4222, 1, 2, 3, "Slow Consumer (Write Deadline)", 0, 99, 0, 0, 0, 0, 1),
+            *("Jane Doe" + "n" * 60_000, "python3", "1.0", "u" * 60_000),
+            subs=(SubscriptionRow("a.b", "", "1", 5, 0, 7),),
+        )
+    )
+    shard.recorder.close()
+    [row] = [row for row in rows(tmp_path) if row["kind"] == "slow"]
+    assert (row["cid"], row["subject"], row["pending_bytes"]) == (7, "a.b", 99)
+    assert (row["name"][:8], row["ip"]) == (("Jane Doe", "192.0.2.1") if names else ("", ""))
+    assert len(row["name"]) <= 256 and len(row["user"]) <= 256
 
 
 async def test_what_was_published_and_sent_nowhere_counts_as_recorded(shard: Shard, clock: Clock):
