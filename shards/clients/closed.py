@@ -8,6 +8,7 @@ subscribed to, may be as long as its control lines. Called by the clients.
 from __future__ import annotations
 
 import sys
+import time
 from typing import TYPE_CHECKING
 
 import msgspec

@@ -1,4 +1,4 @@
-"""`gnatswarm upgrade` is refused where another version's processes could not talk to ours: it has to know every format."""
+"""`gnatswarm upgrade` is refused where other processes could not talk to ours: it has to know every format."""
 
 from __future__ import annotations
 
