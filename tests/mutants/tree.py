@@ -27,7 +27,8 @@ NOT_COPIED = shutil.ignore_patterns(
     "build", "dist", ".git", ".venv", ".*_cache", ".hypothesis", "__pycache__", "node_modules"
 )
 RAN = re.compile(r"\b[1-9]\d* passed")
-FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
+# (What is in brackets may have " - " in it, as what follows the name does.)
+FAILED = re.compile(r"^(?:FAILED|ERROR) ([^\[\n]+?(?:\[.*?\])?)(?: - .*)?$", re.MULTILINE)
 # A fault that makes something wait for ever is seen by this; the slowest selections take a tenth of it.
 MOST_SECONDS = 900
 
