@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import signal
 import sys
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from gnatswarm.router.supervision.operator_socket import (
     UpgradeRequest,
 )
 from tests.support import swarm
-from tests.support.servers import Broker, session_pids
+from tests.support.servers import Broker, session_pids, suspended
 from tests.support.traffic import Traffic
 from tests.support.wire import Cluster
 
@@ -101,8 +102,11 @@ async def test_messages_flow_on_and_nobody_is_disconnected(start_broker, cluster
     signals = await asyncio.to_thread(Path(f"/proc/{status['router_pid']}/status").read_text)
     assert "SigBlk:\t0000000000000000\n" in signals
     seen = len(broker.log.lines)
-    swarm.signal_shard(broker, status["router_pid"])
+    with suspended(broker.pid):
+        broker.process.send_signal(signal.SIGHUP)  # which the next router gets
+        swarm.signal_shard(broker, status["router_pid"])
     await asyncio.to_thread(broker.log.wait_line, "The router died: killed by SIGKILL", DEADLINE_S, seen)
+    await asyncio.to_thread(broker.log.wait_line, "Reloaded server configuration", DEADLINE_S, seen)
     await swarm.scale(broker, 3)
     assert shards(broker)["gnatswarm: shard 2"]
     assert await fan_out.finish() > 0
