@@ -9,7 +9,8 @@ and clients go on meanwhile. When the keeper dies, router and shards end. After 
 replaced any more.
 
 For an upgrade it runs the next router by exec of another program, and comes back to its own code where that one does
-not serve; then it becomes that program itself, by exec in place, with its children and all that it holds.
+not serve, or is not there yet when the broker is told to end; then it becomes that program itself, by exec in place,
+with its children and all that it holds.
 
 Packets from and to the router are in `shards.boundary.keeping`. Called by the command line.
 """
@@ -208,7 +209,8 @@ class _Keeper:
         self._keeping: ModuleType | None = None
         self._command: list[str] = []  # runs a router by exec; []: fork
         self._candidate: list[str] | None = None  # likewise, of the one that has to prove itself
-        self._is_candidate = False  # the router that runs
+        self._is_candidate = False  # the router that runs, until it has taken over
+        self._told_candidate: list[int] = []  # signals, for the version before if that comes back
         self._due: tuple[str, str] | None = None  # a router could not be forked; as _start_router takes it
         self._proof_until = 0.0
         self._renewal: list[str] = []  # become this
@@ -293,14 +295,14 @@ class _Keeper:
         ready = dict(poller.poll(wait_ms if self._has_rested or wait_ms is not None else QUIET_MS))
         if not ready and wait_ms is None:
             self._rest()
+        if self._sock.fileno() in ready:  # first: a router that has taken over does so before a signal
+            self._flush()
+            self._read()
         if woken.fileno() in ready:
             self._take_signals(woken)
         if self._owner in ready and not os.read(self._owner, 64):
             self._owner = -1
             self._on_signal(signal.SIGINT)
-        if self._sock.fileno() in ready:
-            self._flush()
-            self._read()
 
     def _take_signals(self, woken: _socket.socket) -> None:
         """Handle those that have come."""
@@ -318,8 +320,7 @@ class _Keeper:
         """How long to wait for a router that has to prove itself, or to stop; one that has had its time is killed."""
         if self._router_pid == 0:
             return None
-        has_to_prove_itself = self._is_candidate and self._candidate is not None
-        until = min(self._proof_until if has_to_prove_itself else _NEVER, self._unheard_at)
+        until = min(self._proof_until if self._is_candidate else _NEVER, self._unheard_at)
         if until == _NEVER:
             return None
         left_s = until - time.monotonic()
@@ -346,6 +347,8 @@ class _Keeper:
         parentage.forget_files()
 
     def _on_signal(self, number: int) -> None:
+        if self._is_candidate:
+            self._told_candidate.append(number)
         if number in (signal.SIGTERM, signal.SIGINT):
             now = time.monotonic()
             if not self._is_stopping:
@@ -353,6 +356,10 @@ class _Keeper:
             elif now - self._told_to_stop_at >= SAME_REQUEST_S:
                 self._unheard_at = min(self._unheard_at, now + UNHEARD_S)
             self._is_stopping = True
+            if self._is_candidate:  # it may hang, or never serve; the version before ends the broker in order
+                self._candidate = None
+                if self._router_pid:
+                    _kill(self._router_pid)
         self._say(self._words.Signalled(number))
 
     def _reap(self) -> None:
@@ -463,6 +470,7 @@ class _Keeper:
         elif isinstance(packet, words.TakenOver):
             if self._candidate is not None:
                 self._command, self._candidate = self._candidate, None
+                self._is_candidate = False
         elif isinstance(packet, words.Renew):
             self._renewal = packet.command
         elif isinstance(packet, words.FormatsWanted):
@@ -502,6 +510,8 @@ class _Keeper:
         signals: list[int] = []
         if self._sock is not None:
             signals = self._unread_signals()
+            if self._is_candidate:  # it did not serve: nothing that it has read counts
+                signals = self._told_candidate
             if self._is_stopping and not {signal.SIGTERM, signal.SIGINT} & set(signals):
                 signals.append(signal.SIGTERM)  # the one before read it, and was gone
             self._sock.close()
@@ -510,6 +520,7 @@ class _Keeper:
         for number in signals:
             self._say(self._words.Signalled(number))
         self._is_candidate = self._candidate is not None
+        self._told_candidate = signals if self._is_candidate else []
         self._proof_until = time.monotonic() + PROOF_S
 
     def _become_router(self, sock: socket.socket, reason: str, command: list[str]) -> NoReturn:
@@ -577,19 +588,19 @@ class _Keeper:
 
     def _after_router(self) -> int | None:
         """The router has ended: the broker's exit code, or None where another one goes on."""
-        was_candidate = self._is_candidate
         self._read()
         how = _exit_text(self._router_status)
-        if self._candidate is not None and not was_candidate:
-            reason = ""
-            if self._is_stopping:  # a router of the version before ends the broker in order
-                self._candidate = None
-                reason = "it had made room for the next one when the broker was told to end"
-            self._restart_router(reason)
+        has_made_room = self._candidate is not None and not self._is_candidate
+        if has_made_room and not self._is_stopping:
+            self._restart_router("")
             return None
-        if self._candidate is not None and not self._is_stopping and self._code != 0:  # (0: its lame duck mode is over)
+        if has_made_room or (self._is_candidate and self._code != 0):  # (0: its lame duck mode is over)
             self._candidate = self._code = None
-            self._restart_router(how, how)
+            if self._is_stopping:  # a router of the version before ends the broker in order
+                when = "had made room for the next one" if has_made_room else "had not taken over yet"
+                self._restart_router(f"it {when} when the broker was told to end")
+            else:
+                self._restart_router(how, how)
             return None
         if self._code is not None:
             self._end()

@@ -701,6 +701,7 @@ class TestSignalsBetweenTwoRouters:
         self.router_ends(one)
         assert self.heard(one) == [keeping.Signalled(number), keeping.Signalled(signal.SIGTTOU)]
         assert one._is_candidate is (how == "it makes room")
+        one._carry_out(keeping.TakenOver(), [])
         self.router_ends(one)
         assert self.heard(one) == []
 
@@ -770,6 +771,69 @@ class TestSignalsBetweenTwoRouters:
         one._release(keeping.RECORD)
         for end in one._own:
             end.close()
+
+    @staticmethod
+    def begins_trial(one: keeper._Keeper) -> None:
+        one._carry_out(keeping.Succeed(["next"]), [])
+        one._router_pid = 0
+        assert one._after_router() is None
+        assert one._is_candidate
+
+    def test_what_one_on_trial_was_told_is_for_the_version_before_when_that_comes_back(
+        self, one: keeper._Keeper
+    ) -> None:
+        one._on_signal(signal.SIGUSR1)
+        self.begins_trial(one)
+        one._on_signal(signal.SIGHUP)
+        told = [keeping.Signalled(signal.SIGUSR1), keeping.Signalled(signal.SIGHUP)]
+        assert self.heard(one) == told
+        one._on_signal(signal.SIGUSR2)
+        self.router_ends(one)
+        assert not one._is_candidate
+        assert self.heard(one) == [*told, keeping.Signalled(signal.SIGUSR2)]
+        self.router_ends(one)
+        assert self.heard(one) == []
+
+    def test_what_one_that_has_taken_over_was_told_is_told_to_nobody_again(self, one: keeper._Keeper) -> None:
+        self.begins_trial(one)
+        one._on_signal(signal.SIGHUP)
+        assert self.heard(one) == [keeping.Signalled(signal.SIGHUP)]
+        one._carry_out(keeping.TakenOver(), [])
+        one._on_signal(signal.SIGUSR2)
+        self.router_ends(one)
+        assert self.heard(one) == [keeping.Signalled(signal.SIGUSR2)]
+
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+    @pytest.mark.parametrize("takes_over", [False, True])
+    def test_one_on_trial_ends_at_once_when_the_broker_is_told_to_end(
+        self, one: keeper._Keeper, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, takes_over: bool
+    ) -> None:
+        """It may hang. The version before ends the broker, also where the other one has said at last that it serves."""
+        killed: list[int] = []
+        monkeypatch.setattr(keeper, "_kill", killed.append)
+        self.begins_trial(one)
+        one._on_signal(number)
+        assert killed == [77]
+        if takes_over:
+            one._carry_out(keeping.TakenOver(), [])
+        self.router_ends(one)
+        assert (one._is_candidate, one._command) == (False, [])
+        assert self.heard(one) == [keeping.Signalled(number)]
+
+    def test_one_that_has_taken_over_ends_the_broker_itself(
+        self, one: keeper._Keeper, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Also where the keeper reads at once that it has, and the signal."""
+        monkeypatch.setattr(keeper, "_kill", lambda pid: pytest.fail("it is killed"))
+        self.begins_trial(one)
+        wakes, woken = one._own = socket.socketpair()
+        with wakes, woken:
+            assert one._theirs is not None
+            keeping.send(one._theirs, keeping.TakenOver())
+            wakes.send(bytes([signal.SIGTERM]))
+            one._await()
+        assert (one._command, one._candidate) == (["next"], None)
+        assert self.heard(one) == [keeping.Signalled(signal.SIGTERM)]
 
 
 def test_what_a_keeper_is_asked_for_later_is_imported_before() -> None:
