@@ -4,11 +4,13 @@ It has no thread, no event loop and no decision to make, so there is little of w
 router, then imports what a shard needs, and forks shards from that when the router asks: imports are most of a shard's
 start, and are done once, while the router reads its configuration. It passes signals on to the router, reaps, and holds
 copies of what the broker is made of: listeners, shared page, operators' socket, locks, and a record of the state. When
-the router alone dies, it forks another, which takes all that over; shards and clients go on meanwhile. When the keeper
-dies, router and shards end. After SIGTERM or SIGINT a router is not replaced any more.
+the router alone dies, it forks another, which takes all that over, and signals that the dead one has not read; shards
+and clients go on meanwhile. When the keeper dies, router and shards end. After SIGTERM or SIGINT a router is not
+replaced any more.
 
 For an upgrade it runs the next router by exec of another program, and comes back to its own code where that one does
-not serve; then it becomes that program itself, by exec in place, with its children and all that it holds.
+not serve, or is not there yet when the broker is told to end; then it becomes that program itself, by exec in place,
+with its children and all that it holds.
 
 Packets from and to the router are in `shards.boundary.keeping`. Called by the command line.
 """
@@ -191,6 +193,9 @@ class _Keeper:
         self._pid = os.getpid()
         self._router_pid = 0
         self._sock: socket.socket | None = None
+        # The router's end of it, so that what a router has not read can be read when it has ended. None: we are a later
+        # program, and the one before had no copy.
+        self._theirs: socket.socket | None = None
         self._children: dict[int, _Child] = {}
         self._held: dict[str, int] = {}
         self._link_dirs: list[str] = []
@@ -198,14 +203,14 @@ class _Keeper:
         self._router_status = 0
         self._is_stopping = False  # was told to end: a router is started only where one had made room for it
         self._told_to_stop_at = 0.0
-        self._missed: list[int] = []  # signals that came when a router had made room, and the next was not there
         self._unheard_at = _NEVER  # the router has to have read by then that it was told again
         self._code: int | None = None  # the broker ends with it
         self._unsent: list[Packet] = []  # the router's queue is full
         self._keeping: ModuleType | None = None
         self._command: list[str] = []  # runs a router by exec; []: fork
         self._candidate: list[str] | None = None  # likewise, of the one that has to prove itself
-        self._is_candidate = False  # the router that runs
+        self._is_candidate = False  # the router that runs, until it has taken over
+        self._told_candidate: list[int] = []  # signals, for the version before if that comes back
         self._due: tuple[str, str] | None = None  # a router could not be forked; as _start_router takes it
         self._proof_until = 0.0
         self._renewal: list[str] = []  # become this
@@ -217,6 +222,8 @@ class _Keeper:
         import socket
 
         self._sock = socket.socket(fileno=succession.sock)
+        if succession.theirs >= 0:
+            self._theirs = socket.socket(fileno=succession.theirs)
         self._router_pid = succession.router_pid
         self._held = dict(succession.held)
         self._link_dirs = list(succession.link_dirs)
@@ -261,7 +268,7 @@ class _Keeper:
         gc.enable()
         self._reap()  # what ended before signals were watched
         while True:
-            self._await(woken)
+            self._await()
             if self._renewal and not self._unsent:
                 self._renew(self._renewal)
             if self._router_pid == 0:
@@ -274,9 +281,10 @@ class _Keeper:
 
     # ---- events
 
-    def _await(self, woken: _socket.socket) -> None:
+    def _await(self) -> None:
         """Wait for the next events, and handle them."""
         assert self._sock is not None
+        _wakes, woken = self._own
         poller = select.poll()
         if self._due is None:
             poller.register(self._sock, select.POLLIN | (select.POLLOUT if self._unsent else 0))
@@ -287,29 +295,32 @@ class _Keeper:
         ready = dict(poller.poll(wait_ms if self._has_rested or wait_ms is not None else QUIET_MS))
         if not ready and wait_ms is None:
             self._rest()
+        if self._sock.fileno() in ready:  # first: a router that has taken over does so before a signal
+            self._flush()
+            self._read()
         if woken.fileno() in ready:
-            try:
-                numbers = woken.recv(4096)
-            except BlockingIOError:
-                numbers = b""
-            for number in numbers:
-                if number != signal.SIGCHLD:
-                    self._on_signal(number)
-            if signal.SIGCHLD in numbers:
-                self._reap()
+            self._take_signals(woken)
         if self._owner in ready and not os.read(self._owner, 64):
             self._owner = -1
             self._on_signal(signal.SIGINT)
-        if self._sock.fileno() in ready:
-            self._flush()
-            self._read()
+
+    def _take_signals(self, woken: _socket.socket) -> None:
+        """Handle those that have come."""
+        try:
+            numbers = woken.recv(4096)
+        except BlockingIOError:
+            return
+        for number in numbers:
+            if number != signal.SIGCHLD:
+                self._on_signal(number)
+        if signal.SIGCHLD in numbers:
+            self._reap()
 
     def _until_due_ms(self) -> int | None:
         """How long to wait for a router that has to prove itself, or to stop; one that has had its time is killed."""
         if self._router_pid == 0:
             return None
-        has_to_prove_itself = self._is_candidate and self._candidate is not None
-        until = min(self._proof_until if has_to_prove_itself else _NEVER, self._unheard_at)
+        until = min(self._proof_until if self._is_candidate else _NEVER, self._unheard_at)
         if until == _NEVER:
             return None
         left_s = until - time.monotonic()
@@ -336,6 +347,8 @@ class _Keeper:
         parentage.forget_files()
 
     def _on_signal(self, number: int) -> None:
+        if self._is_candidate:
+            self._told_candidate.append(number)
         if number in (signal.SIGTERM, signal.SIGINT):
             now = time.monotonic()
             if not self._is_stopping:
@@ -343,8 +356,10 @@ class _Keeper:
             elif now - self._told_to_stop_at >= SAME_REQUEST_S:
                 self._unheard_at = min(self._unheard_at, now + UNHEARD_S)
             self._is_stopping = True
-        if self._candidate is not None and not self._is_candidate:
-            self._missed.append(number)
+            if self._is_candidate:  # it may hang, or never serve; the version before ends the broker in order
+                self._candidate = None
+                if self._router_pid:
+                    _kill(self._router_pid)
         self._say(self._words.Signalled(number))
 
     def _reap(self) -> None:
@@ -386,12 +401,22 @@ class _Keeper:
         while self._unsent:
             try:
                 self._words.send(self._sock, self._unsent[0], flags=socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                return
-            except OSError:  # it is dead; the next router learns of exits from the table
-                self._unsent.clear()
+            except OSError:  # its queue is full; or it is dead, and the next router gets from here what is for it
                 return
             self._unsent.pop(0)
+
+    def _unread_signals(self) -> list[int]:
+        """Signals for the router that has ended, which it has not read. The table tells the next of exits."""
+        import contextlib
+        import socket
+
+        packets: list[Packet] = []
+        if self._theirs is not None:
+            decoder = self._words.decoder_of(self._words.ToRouter)
+            with self._theirs, contextlib.suppress(BlockingIOError):
+                while received := self._words.receive(self._theirs, decoder, socket.MSG_DONTWAIT):
+                    packets.append(received[0])
+        return [one.number for one in (*packets, *self._unsent) if isinstance(one, self._words.Signalled)]
 
     def _read(self) -> None:
         """What the router has sent until now."""
@@ -445,6 +470,7 @@ class _Keeper:
         elif isinstance(packet, words.TakenOver):
             if self._candidate is not None:
                 self._command, self._candidate = self._candidate, None
+                self._is_candidate = False
         elif isinstance(packet, words.Renew):
             self._renewal = packet.command
         elif isinstance(packet, words.FormatsWanted):
@@ -481,12 +507,20 @@ class _Keeper:
             if command:
                 self._become_router(theirs, reason, command)
             self._be_router(theirs, reason, unfit)
-        theirs.close()
+        signals: list[int] = []
         if self._sock is not None:
+            signals = self._unread_signals()
+            if self._is_candidate:  # it did not serve: nothing that it has read counts
+                signals = self._told_candidate
+            if self._is_stopping and not {signal.SIGTERM, signal.SIGINT} & set(signals):
+                signals.append(signal.SIGTERM)  # the one before read it, and was gone
             self._sock.close()
-        self._sock, self._router_pid = ours, pid
+        self._sock, self._theirs, self._router_pid = ours, theirs, pid
         self._unsent.clear()
+        for number in signals:
+            self._say(self._words.Signalled(number))
         self._is_candidate = self._candidate is not None
+        self._told_candidate = signals if self._is_candidate else []
         self._proof_until = time.monotonic() + PROOF_S
 
     def _become_router(self, sock: socket.socket, reason: str, command: list[str]) -> NoReturn:
@@ -526,8 +560,9 @@ class _Keeper:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
         for end in self._own:
             end.close()
-        if self._sock is not None:
-            self._sock.close()
+        for sock in (self._sock, self._theirs):
+            if sock is not None:
+                sock.close()
         if self._owner >= 0:
             os.close(self._owner)
         for child in self._children.values():
@@ -553,24 +588,19 @@ class _Keeper:
 
     def _after_router(self) -> int | None:
         """The router has ended: the broker's exit code, or None where another one goes on."""
-        was_candidate = self._is_candidate
         self._read()
         how = _exit_text(self._router_status)
-        if self._candidate is not None and not was_candidate:
-            reason = ""
-            if self._is_stopping:  # a router of the version before ends the broker in order
-                self._candidate = None
-                reason = "it had made room for the next one when the broker was told to end"
-            missed, self._missed = self._missed, []
-            if self._is_stopping and not {signal.SIGTERM, signal.SIGINT} & set(missed):
-                missed.append(signal.SIGTERM)  # the one before read it, and was gone
-            self._restart_router(reason)
-            for number in missed:
-                self._say(self._words.Signalled(number))
+        has_made_room = self._candidate is not None and not self._is_candidate
+        if has_made_room and not self._is_stopping:
+            self._restart_router("")
             return None
-        if self._candidate is not None and not self._is_stopping and self._code != 0:  # (0: its lame duck mode is over)
+        if has_made_room or (self._is_candidate and self._code != 0):  # (0: its lame duck mode is over)
             self._candidate = self._code = None
-            self._restart_router(how, how)
+            if self._is_stopping:  # a router of the version before ends the broker in order
+                when = "had made room for the next one" if has_made_room else "had not taken over yet"
+                self._restart_router(f"it {when} when the broker was told to end")
+            else:
+                self._restart_router(how, how)
             return None
         if self._code is not None:
             self._end()
@@ -618,15 +648,20 @@ class _Keeper:
 
     def _renew(self, command: list[str]) -> None:
         """Become another program, in place: same process, same children."""
-        self._renewal = []
         assert self._sock is not None
-        numbers = [self._sock.fileno(), *self._held.values(), *([self._owner] if self._owner >= 0 else [])]
+        signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)  # what comes meanwhile waits for the next program
+        self._take_signals(self._own[1])  # what came before would end with this one
+        if self._unsent or self._router_pid == 0:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
+            return
+        self._renewal = []
+        theirs = -1 if self._theirs is None else self._theirs.fileno()
+        numbers = [self._sock.fileno(), *self._held.values(), *(one for one in (self._owner, theirs) if one >= 0)]
         children = []
         for child in self._children.values():
             lifeline = child.lifeline.fileno()  # -1: it was reaped
             children.append(self._words.Child(child.pid, child.shard, child.status, lifeline))
             numbers += [lifeline] if lifeline >= 0 else []
-        signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)  # what comes meanwhile waits for the next program
         try:
             for number in numbers:
                 os.set_inheritable(number, True)
@@ -636,6 +671,7 @@ class _Keeper:
                     owner=self._owner,
                     router_pid=self._router_pid,
                     is_stopping=self._is_stopping,
+                    theirs=theirs,
                 )
             )
             if sys.stdout is not None:

@@ -14,7 +14,8 @@ import sys
 
 import msgspec
 
-# Increased with every change of a packet or of Succession.
+# Increased with every change of a packet or of Succession, but for a field of Succession that has a default, and that a
+# program of before need not know: of two programs, the older one passes over it, or does not send it.
 KEEPING_VERSION = 2
 
 MAX_PACKET_BYTES = 64 * 1024
@@ -186,6 +187,7 @@ class Succession(msgspec.Struct, frozen=True):
     owner: int = -1
     router_pid: int = 0
     is_stopping: bool = False
+    theirs: int = -1  # for a keeper: a copy of the router's end of the channel
     version: int = KEEPING_VERSION
 
 
@@ -223,7 +225,7 @@ def read_succession(descriptor: int) -> Succession:
     finally:
         os.close(descriptor)
     succession = msgspec.msgpack.decode(data, type=Succession)
-    for number in (succession.sock, *succession.held.values(), succession.owner):
+    for number in (succession.sock, *succession.held.values(), succession.owner, succession.theirs):
         if number >= 0:
             os.set_inheritable(number, False)
     for child in succession.children:

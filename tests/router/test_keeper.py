@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -359,6 +360,21 @@ class TestRouterDies:
             assert router.process.wait(DEADLINE_S) == 1
             assert router.leftovers() == []
 
+    def test_in_the_moment_of_a_signal(self, tmp_path: Path) -> None:
+        """The keeper reads of both at once: the next router carries it out."""
+        path = tmp_path / "options.json"
+        with Router(tmp_path, 2, environment={"RELOADED_OPTIONS": str(path)}) as router:
+            router.wait_ready()
+            path.write_text(json.dumps(option_tree(2, -1, "reuseport", limits={"max_connections": 3})))
+            victim = router.router_pid()
+            with suspended(router.process.pid):
+                router.process.send_signal(signal.SIGHUP)
+                os.kill(victim, signal.SIGSTOP)
+                os.kill(victim, signal.SIGKILL)
+            router.wait_log("The router died: killed by SIGKILL")
+            router.wait_log("Reloaded: ")
+            assert router.router_pid() != victim
+
     def test_a_shard_that_missed_a_reload_is_told(self, tmp_path: Path) -> None:
         path = tmp_path / "options.json"
         with Router(tmp_path, 2, environment={"RELOADED_OPTIONS": str(path)}) as router:
@@ -641,34 +657,187 @@ def test_after_an_upgrade_a_router_that_dies_is_replaced_by_one_of_the_new_progr
         assert (one._candidate is None) is is_proven
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR2])
-@pytest.mark.parametrize("when", ["before it makes room", "when it has"])
-def test_a_signal_between_two_routers_is_for_the_next(
-    monkeypatch: pytest.MonkeyPatch, number: signal.Signals, when: str
-) -> None:
-    """One of the version before, where the broker is to end: it ended at once, and shards were killed."""
-    one = keeper._Keeper(lambda post: 0, -1, keeper._Again("gnatswarm", (), {}))
-    said: list[object] = []
-    started: list[tuple[str, list[str] | None]] = []
-    monkeypatch.setattr(one, "_read", lambda: None)
-    monkeypatch.setattr(one, "_end", lambda: pytest.fail("the broker ends"))
-    monkeypatch.setattr(one, "_restart_router", lambda reason, unfit="": started.append((reason, one._candidate)))
-    monkeypatch.setattr(one, "_say", said.append)
-    if when == "when it has":
-        one._candidate = ["next"]
-    one._on_signal(number)
-    one._candidate = ["next"]
-    said.clear()
-    assert one._after_router() is None
-    is_end = number != signal.SIGUSR2
-    ((reason, candidate),) = started
-    assert (bool(reason), candidate) == (is_end, None if is_end else ["next"])
-    if is_end or when == "when it has":
-        (told,) = said
-        assert isinstance(told, keeping.Signalled)
-        assert told.number == (signal.SIGTERM if when != "when it has" else number)
-    else:
-        assert said == []  # the one before heard it
+class TestSignalsBetweenTwoRouters:
+    """One that a router has not read is for the next: it was lost, or it ended the broker at once."""
+
+    @pytest.fixture
+    def one(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[keeper._Keeper]:
+        """A keeper whose routers do nothing; `heard` reads for them."""
+        monkeypatch.setattr(os, "fork", lambda: 77)
+        one = keeper._Keeper(lambda post: 0, -1, keeper._Again("gnatswarm", (), {}))
+        monkeypatch.setattr(one, "_end", lambda: pytest.fail("the broker ends"))
+        one._start_router("")
+        one._held[keeping.RECORD] = -1
+        yield one
+        for sock in (one._sock, one._theirs):
+            assert sock is not None
+            sock.close()
+
+    @staticmethod
+    def heard(one: keeper._Keeper) -> list[keeping.Packet]:
+        """What the present router has not read before."""
+        packets = []
+        decoder = keeping.decoder_of(keeping.ToRouter)
+        assert one._theirs is not None
+        with contextlib.suppress(BlockingIOError):
+            while received := keeping.receive(one._theirs, decoder, socket.MSG_DONTWAIT):
+                packets.append(received[0])
+        return packets
+
+    @staticmethod
+    def router_ends(one: keeper._Keeper) -> None:
+        one._router_pid = 0
+        assert one._after_router() is None
+        assert one._router_pid == 77
+
+    @pytest.mark.parametrize("how", ["it dies", "it makes room"])
+    @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2])
+    def test_a_signal_between_two_routers_is_for_the_next(
+        self, one: keeper._Keeper, number: signal.Signals, how: str
+    ) -> None:
+        one._on_signal(signal.SIGTTIN)
+        assert self.heard(one) == [keeping.Signalled(signal.SIGTTIN)]
+        one._on_signal(number)
+        if how == "it makes room":
+            one._carry_out(keeping.Succeed(["next"]), [])
+        one._say(keeping.Exited(78, 0))
+        one._on_signal(signal.SIGTTOU)  # when it is gone
+        self.router_ends(one)
+        assert self.heard(one) == [keeping.Signalled(number), keeping.Signalled(signal.SIGTTOU)]
+        assert one._is_candidate is (how == "it makes room")
+        one._carry_out(keeping.TakenOver(), [])
+        self.router_ends(one)
+        assert self.heard(one) == []
+
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+    @pytest.mark.parametrize("when", ["read before it makes room", "before it makes room", "when it has"])
+    def test_one_of_the_version_before_ends_the_broker(
+        self, one: keeper._Keeper, number: signal.Signals, when: str
+    ) -> None:
+        if when != "when it has":
+            one._on_signal(number)
+        if when == "read before it makes room":
+            assert self.heard(one) == [keeping.Signalled(number)]
+        one._carry_out(keeping.Succeed(["next"]), [])
+        if when == "when it has":
+            one._on_signal(number)
+        self.router_ends(one)
+        assert not one._is_candidate
+        is_read = when == "read before it makes room"
+        assert self.heard(one) == [keeping.Signalled(signal.SIGTERM if is_read else number)]
+
+    def test_none_is_lost_where_the_queue_was_full(self, one: keeper._Keeper) -> None:
+        assert one._sock is not None
+        one._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # the kernel's least
+        numbers = [signal.SIGTTIN, signal.SIGTTOU] * 25
+        for number in numbers:
+            one._on_signal(number)
+        assert 0 < len(one._unsent) < len(numbers)
+        self.router_ends(one)
+        assert self.heard(one) == [keeping.Signalled(number) for number in numbers]
+
+    def test_none_is_lost_where_the_next_one_cannot_be_forked_at_once(
+        self, one: keeper._Keeper, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        one._on_signal(signal.SIGHUP)
+        with monkeypatch.context() as full:
+            full.setattr(os, "fork", lambda: (_ for _ in ()).throw(BlockingIOError(11, "no processes")))
+            one._router_pid = 0
+            assert one._after_router() is None
+        assert one._due is not None
+        one._on_signal(signal.SIGUSR2)
+        assert one._try_again(*one._due) is None
+        assert self.heard(one) == [keeping.Signalled(signal.SIGHUP), keeping.Signalled(signal.SIGUSR2)]
+
+    def test_none_is_lost_where_the_keeper_becomes_another_program(
+        self, one: keeper._Keeper, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """One that comes when it has done all else; and it hands on what a router has not read."""
+        assert one._theirs is not None
+        wakes, woken = one._own = socket.socketpair()
+        woken.setblocking(False)
+        wakes.send(bytes([signal.SIGUSR2]))
+        left: list[tuple[int, bool]] = []
+
+        def run(_command: list[str], descriptor: int) -> None:
+            assert one._theirs is not None
+            is_inheritable = one._theirs.get_inheritable()
+            left.append((keeping.read_succession(descriptor).theirs, is_inheritable))
+            raise FileNotFoundError(2, "No such file or directory")
+
+        monkeypatch.setattr(one._again, "run", run)
+        monkeypatch.setitem(one._held, keeping.RECORD, os.dup(0))
+        one._renew(["next"])
+        assert left == [(one._theirs.fileno(), True)]
+        assert not one._theirs.get_inheritable()
+        failed = keeping.Renewed("cannot run next: No such file or directory")
+        assert self.heard(one) == [keeping.Signalled(signal.SIGUSR2), failed]
+        one._release(keeping.RECORD)
+        for end in one._own:
+            end.close()
+
+    @staticmethod
+    def begins_trial(one: keeper._Keeper) -> None:
+        one._carry_out(keeping.Succeed(["next"]), [])
+        one._router_pid = 0
+        assert one._after_router() is None
+        assert one._is_candidate
+
+    def test_what_one_on_trial_was_told_is_for_the_version_before_when_that_comes_back(
+        self, one: keeper._Keeper
+    ) -> None:
+        one._on_signal(signal.SIGUSR1)
+        self.begins_trial(one)
+        one._on_signal(signal.SIGHUP)
+        told = [keeping.Signalled(signal.SIGUSR1), keeping.Signalled(signal.SIGHUP)]
+        assert self.heard(one) == told
+        one._on_signal(signal.SIGUSR2)
+        self.router_ends(one)
+        assert not one._is_candidate
+        assert self.heard(one) == [*told, keeping.Signalled(signal.SIGUSR2)]
+        self.router_ends(one)
+        assert self.heard(one) == []
+
+    def test_what_one_that_has_taken_over_was_told_is_told_to_nobody_again(self, one: keeper._Keeper) -> None:
+        self.begins_trial(one)
+        one._on_signal(signal.SIGHUP)
+        assert self.heard(one) == [keeping.Signalled(signal.SIGHUP)]
+        one._carry_out(keeping.TakenOver(), [])
+        one._on_signal(signal.SIGUSR2)
+        self.router_ends(one)
+        assert self.heard(one) == [keeping.Signalled(signal.SIGUSR2)]
+
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+    @pytest.mark.parametrize("takes_over", [False, True])
+    def test_one_on_trial_ends_at_once_when_the_broker_is_told_to_end(
+        self, one: keeper._Keeper, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, takes_over: bool
+    ) -> None:
+        """It may hang. The version before ends the broker, also where the other one has said at last that it serves."""
+        killed: list[int] = []
+        monkeypatch.setattr(keeper, "_kill", killed.append)
+        self.begins_trial(one)
+        one._on_signal(number)
+        assert killed == [77]
+        if takes_over:
+            one._carry_out(keeping.TakenOver(), [])
+        self.router_ends(one)
+        assert (one._is_candidate, one._command) == (False, [])
+        assert self.heard(one) == [keeping.Signalled(number)]
+
+    def test_one_that_has_taken_over_ends_the_broker_itself(
+        self, one: keeper._Keeper, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Also where the keeper reads at once that it has, and the signal."""
+        monkeypatch.setattr(keeper, "_kill", lambda pid: pytest.fail("it is killed"))
+        self.begins_trial(one)
+        wakes, woken = one._own = socket.socketpair()
+        with wakes, woken:
+            assert one._theirs is not None
+            keeping.send(one._theirs, keeping.TakenOver())
+            wakes.send(bytes([signal.SIGTERM]))
+            one._await()
+        assert (one._command, one._candidate) == (["next"], None)
+        assert self.heard(one) == [keeping.Signalled(signal.SIGTERM)]
 
 
 def test_what_a_keeper_is_asked_for_later_is_imported_before() -> None:

@@ -6,12 +6,15 @@ Other versions are programs that change a constant of this one before they run i
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
+import signal
 import sys
 from pathlib import Path
 
 import pytest
 
+from gnatswarm import keeper
 from gnatswarm.router.commands.operator_commands import exchange, find
 from gnatswarm.router.supervision.operator_socket import (
     AnyRequest,
@@ -24,7 +27,7 @@ from gnatswarm.router.supervision.operator_socket import (
     UpgradeRequest,
 )
 from tests.support import swarm
-from tests.support.servers import Broker, session_pids
+from tests.support.servers import Broker, session_pids, suspended
 from tests.support.traffic import Traffic
 from tests.support.wire import Cluster
 
@@ -101,8 +104,11 @@ async def test_messages_flow_on_and_nobody_is_disconnected(start_broker, cluster
     signals = await asyncio.to_thread(Path(f"/proc/{status['router_pid']}/status").read_text)
     assert "SigBlk:\t0000000000000000\n" in signals
     seen = len(broker.log.lines)
-    swarm.signal_shard(broker, status["router_pid"])
+    with suspended(broker.pid):
+        broker.process.send_signal(signal.SIGHUP)  # which the next router gets
+        swarm.signal_shard(broker, status["router_pid"])
     await asyncio.to_thread(broker.log.wait_line, "The router died: killed by SIGKILL", DEADLINE_S, seen)
+    await asyncio.to_thread(broker.log.wait_line, "Reloaded server configuration", DEADLINE_S, seen)
     await swarm.scale(broker, 3)
     assert shards(broker)["gnatswarm: shard 2"]
     assert await fan_out.finish() > 0
@@ -173,6 +179,42 @@ async def test_what_cannot_take_over_is_refused_and_the_version_before_serves_on
         await traffic.progress(100)
     assert await traffic.finish() > 0
     assert len(set(session_pids(broker.pid))) == len(before)
+
+
+# A router on trial: it says that it is there, and does not serve.
+ON_TRIAL = """
+if 'GNATSWARM_SUCCESSION' in os.environ:
+    import signal, socket
+    from gnatswarm.shards.boundary import keeping
+    succession = keeping.read_succession(int(os.environ['GNATSWARM_SUCCESSION'].partition(':')[0]))
+    os.write(2, b'It is on trial\\n')
+    {what_it_does}
+"""
+
+
+async def begin_trial(broker: Broker, directory: Path, what_it_does: str) -> None:
+    """Upgrade to a program whose router does not serve; returns when it runs."""
+    path = program(directory, "gnatswarm", ON_TRIAL.format(what_it_does=what_it_does))
+    with contextlib.suppress(ConnectionAbortedError, ConnectionResetError):  # the router that was asked makes room
+        await asyncio.to_thread(exchange, find(broker.pid, broker.port), UpgradeRequest(path), DEADLINE_S)
+    await asyncio.to_thread(broker.log.wait_line, "It is on trial", DEADLINE_S)
+
+
+async def test_a_broker_that_is_told_to_end_while_the_next_router_hangs_ends_in_order(start_broker, tmp_path):
+    """The version before does it, before the time is over that the next router has."""
+    broker = start_broker()
+    await begin_trial(broker, tmp_path, "signal.pause()")
+    assert await asyncio.to_thread(broker.stop, signal.SIGINT, keeper.PROOF_S / 2) == 0
+    assert "Server Exiting" in broker.log.text
+
+
+async def test_a_signal_to_a_next_router_that_does_not_serve_is_for_the_version_before(start_broker, tmp_path):
+    broker = start_broker()
+    await begin_trial(broker, tmp_path, "sys.exit(5 if socket.socket(fileno=succession.sock).recv(100) else 6)")
+    broker.process.send_signal(signal.SIGUSR2)
+    assert await asyncio.to_thread(broker.wait_exit) == 0
+    assert "The router died: exit code 5" in broker.log.text
+    assert "Entering lame duck mode" in broker.log.text
 
 
 def matches(pattern: str, text: str) -> bool:
