@@ -776,6 +776,23 @@ class TestSignalsBetweenTwoRouters:
         for end in one._own:
             end.close()
 
+    def test_none_is_lost_where_the_keeper_has_become_another_program(
+        self, one: keeper._Keeper, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It has what a router had not read before."""
+        one._on_signal(signal.SIGHUP)
+        assert one._sock is not None and one._theirs is not None
+        later = keeper._Keeper(lambda post: 0, -1, keeper._Again("gnatswarm", (), {}))
+        sock, theirs = (os.dup(end.fileno()) for end in (one._sock, one._theirs))
+        later.take_over(keeping.Succession(False, sock, os.getpid(), {}, [], [], router_pid=77, theirs=theirs))
+        later._held[keeping.RECORD] = -1
+        monkeypatch.setattr(later, "_end", lambda: pytest.fail("the broker ends"))
+        self.router_ends(later)
+        assert self.heard(later) == [keeping.Signalled(signal.SIGHUP)]
+        for end in (later._sock, later._theirs):
+            assert end is not None
+            end.close()
+
     @staticmethod
     def begins_trial(one: keeper._Keeper) -> None:
         one._carry_out(keeping.Succeed(["next"]), [])
