@@ -313,8 +313,7 @@ class _Keeper:
         for number in numbers:
             if number != signal.SIGCHLD:
                 self._on_signal(number)
-        if signal.SIGCHLD in numbers:
-            self._reap()
+        self._reap()  # also where there is no SIGCHLD: in a flood of others its byte may have found no room
 
     def _until_due_ms(self) -> int | None:
         """How long to wait for a router that has to prove itself, or to stop; one that has had its time is killed."""

@@ -793,6 +793,17 @@ class TestSignalsBetweenTwoRouters:
             assert end is not None
             end.close()
 
+    def test_an_end_is_seen_though_its_signal_found_no_room_among_others(self, one: keeper._Keeper) -> None:
+        """Nothing else tells of it: the keeper has a copy of the router's end of their channel."""
+        wakes, woken = socket.socketpair()
+        with wakes, woken, subprocess.Popen([sys.executable, "-c", ""]) as router:
+            os.waitid(os.P_PID, router.pid, os.WEXITED | os.WNOWAIT)
+            one._router_pid = router.pid
+            wakes.send(bytes([signal.SIGTERM]))
+            one._take_signals(woken)
+            assert one._router_pid == 0
+            router.returncode = 0  # (it was reaped)
+
     @staticmethod
     def begins_trial(one: keeper._Keeper) -> None:
         one._carry_out(keeping.Succeed(["next"]), [])
