@@ -857,9 +857,9 @@ cdef class ClientConnection(Peer):
     cdef int subscribe(self, Op *op) except -1:
         cdef uint32_t hash
         cdef Sub *sub
-        # In nats-server's order: permissions, tokens; at the limit each SUB is an error; a sid in use is not looked at.
         if unlikely(self.out.is_deaf):
             return 0
+        # In nats-server's order: permissions, tokens; at the limit each SUB is an error; a sid in use is not looked at.
         if not self.may_subscribe(op):
             return self.fail(errors.subscription_violation(op.subject.at[:op.subject.size],
                                                            op.queue.at[:op.queue.size] if op.queue.size else b'',

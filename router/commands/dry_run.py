@@ -16,6 +16,7 @@ import msgspec
 
 from gnatswarm.broker import options as opt
 from gnatswarm.broker.permissions import Permissions
+from gnatswarm.broker.placement_rules import subjects_overlap
 from gnatswarm.broker.quoted import quoted
 from gnatswarm.broker.subject import matches
 
@@ -142,7 +143,7 @@ class _Rules:
             return ("", False) if rules.can_publish(raw) else (_why("publish", subject, raw, allow, deny), False)
         name = queue.encode("utf-8", "surrogateescape")
         if rules.can_subscribe(raw, name):
-            kept = next((rule for rule in deny if _overlap(rule.partition(" ")[0], subject)), "")
+            kept = next((rule for rule in deny if subjects_overlap(rule.partition(" ")[0], subject)), "")
             return (f'subscribe deny "{kept}" keeps some of its messages from it', True) if kept else ("", False)
         return _why("subscribe", subject, raw, allow, deny), False
 
@@ -159,17 +160,6 @@ def _why(deed: str, subject: str, raw: bytes, allow: tuple[str, ...] | None, den
             return f'{deed} deny "{rule}"'
     shown = ", ".join((allow or ())[:5]) + (", …" if len(allow or ()) > 5 else "")
     return f"it is not in {deed} allow [{shown}]"
-
-
-def _overlap(one: str, other: str) -> bool:
-    """Whether some subject matches both patterns."""
-    left, right = one.split("."), other.split(".")
-    for a, b in zip(left, right, strict=False):
-        if ">" in (a, b):
-            return True
-        if a != b and "*" not in (a, b):
-            return False
-    return len(left) == len(right)
 
 
 def shown(result: Result, source: str) -> str:

@@ -160,7 +160,7 @@ def connection_row(session: ClientSession, offset_us: int) -> ConnectionRow:
         utf8_text(connect.lang),
         utf8_text(connect.version),
         utf8_text(session.shown_user),
-        session.shown_account or session.full_account,
+        session.account or session.full_account,
         kind=session.kind,
         tls_version=session.tls_version,
         tls_cipher_suite=session.tls_cipher_suite,

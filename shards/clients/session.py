@@ -285,13 +285,6 @@ class ClientSession:
         return self.claimed if self.was_refused else self.user or self.claimed
 
     @property
-    def shown_account(self) -> str:
-        """Its account; "": it has claimed to be somebody, and was not admitted, whatever account it began in."""
-        if self.admission is None and (self.connect != NOT_CONNECTED or self._asking or self._entering):
-            return ""
-        return self.account
-
-    @property
     def log_fields(self) -> dict[str, object]:
         """Fields of JSON log lines about this client. If it was not admitted, `user` is the name that it claimed."""
         found: dict[str, object] = {

@@ -29,6 +29,7 @@ from gnatswarm.shards.clients.closed import connection_row, some_subscriptions, 
 from gnatswarm.shards.monitoring.hot_subjects import hot_subjects, subject_interest
 
 if TYPE_CHECKING:
+    from gnatswarm.broker.census_counts import FoldedCounts
     from gnatswarm.broker.fanout import Fanout
     from gnatswarm.broker.mesh import Mesh
     from gnatswarm.broker.sublist import Sublist
@@ -197,7 +198,7 @@ class Snapshots:
             part.came = [
                 (cid, shard, moved_us)
                 for cid, shard, moved_us in passing.came
-                if (session := self._clients.open.get(cid)) is not None and _is_of_account(session.shown_account, query)
+                if (session := self._clients.open.get(cid)) is not None and _is_of_account(session.account, query)
             ]
             part.coming = [cid for cid in query.cids if self._clients.is_expected(cid)]
         listed = weighed = waiting = 0
@@ -234,7 +235,7 @@ class Snapshots:
             return len(sessions) + len(closed)
         total = 0
         for at in range(0, len(sessions), RUN_ROWS):
-            total += sum(_is_of_account(one.shown_account, query) for one in sessions[at : at + RUN_ROWS])
+            total += sum(_is_of_account(one.account, query) for one in sessions[at : at + RUN_ROWS])
             await pace()
         for at in range(0, len(closed), RUN_ROWS):
             total += sum(_is_of_account(row.account, query) for row in closed[at : at + RUN_ROWS])
@@ -256,7 +257,7 @@ class Snapshots:
             asked = [
                 session
                 for session in known
-                if _is_of_account(session.shown_account, query) and await _is_subscribed(session, query.subject, pace)
+                if _is_of_account(session.account, query) and await _is_subscribed(session, query.subject, pace)
             ]
             return sorted((connection_row(session, wall_offset_us()) for session in asked), key=key)
         if query.state != "closed" and not query.cid:
@@ -516,13 +517,7 @@ class Snapshots:
                     del found[heapq.heappushpop(heaviest, entry)[1:]]
             together = folds.setdefault(account, SubjectRow(query.fold + ">", 0, 0, 0, 0, 0, 0, False, account=account))
             together.folded += folded.entries
-            together.msgs += folded.msgs
-            together.payload_bytes += folded.payload_bytes
-            together.deliveries += folded.deliveries
-            together.subscriptions += folded.subscriptions
-            together.queue_groups += folded.queue_groups
-            together.queue_members += folded.queue_members
-            together.is_wanted = together.is_wanted or folded.is_wanted
+            _add_counts(together, folded)
             if not at:
                 sublists.pop()
             await pace()
@@ -565,7 +560,7 @@ class Snapshots:
     async def _link_rows(self) -> AsyncIterator[rows.LinksPart]:
         sessions = self._links.sessions if self._links is not None else []
         now_us = time.monotonic_ns() // 1000
-        offset_us = time.time_ns() // 1000 - now_us
+        offset_us = wall_offset_us()
         part = rows.LinksPart([])
         for session in sessions:
             counts = census.link_counters(session.link)
@@ -592,14 +587,18 @@ def _joined(found: Iterable[SubjectRow]) -> list[SubjectRow]:
         row.subject = utf8_replaced(row.subject)
         other = joined.setdefault((row.account, row.subject), row)
         if other is not row:
-            other.msgs += row.msgs
-            other.payload_bytes += row.payload_bytes
-            other.deliveries += row.deliveries
-            other.subscriptions += row.subscriptions
-            other.queue_groups += row.queue_groups
-            other.queue_members += row.queue_members
-            other.is_wanted = other.is_wanted or row.is_wanted
+            _add_counts(other, row)
     return list(joined.values())
+
+
+def _add_counts(to: SubjectRow, more: SubjectRow | FoldedCounts) -> None:
+    to.msgs += more.msgs
+    to.payload_bytes += more.payload_bytes
+    to.deliveries += more.deliveries
+    to.subscriptions += more.subscriptions
+    to.queue_groups += more.queue_groups
+    to.queue_members += more.queue_members
+    to.is_wanted = to.is_wanted or more.is_wanted
 
 
 async def _stacks() -> AsyncIterator[rows.StacksPart]:

@@ -773,7 +773,7 @@ cdef class LayeredSocket(Socket):
         self.unsent = None
         if not self.hears_out(error):
             out_condemn(&self.peer.out, CLOSE_WRITE_ERROR)
-        elif self.may_take():   # (reading may have stopped because of MOST_UNSENT)
+        elif self.may_take():   # (reading may have stopped because of MOST_UNSENT; nobody attends to another server)
             self.arm(self.armed | <uint32_t>EPOLLIN)
 
     # ---- the end
