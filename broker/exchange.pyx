@@ -280,7 +280,7 @@ cdef uint32_t members_told(Sublist sublist, int slot, bytes subject, bytes queue
     cdef const uint8_t *name = queue
     cdef const Node *node
     if queue:
-        return sublist.remote_members(slot, at, len(subject), name, len(queue))
+        return sublist.remote_members(slot, at, len(subject), name, len(queue)) & ~SECOND_CHOICE
     node = sublist.node_at(at, len(subject))
     return node != NULL and (node.remote >> slot) & 1
 
@@ -1329,6 +1329,18 @@ cdef class Exchange(Onward):
         for slot in range(FIRST_SLOT, END_SLOT):
             if self.outs[slot] != NULL:
                 (<object>self.outs[slot].peer).go_on()
+
+    def doubt(self):
+        """The sibling of a broken link lives, but messages on their way to it may be lost. A server that sent some, and
+        has had no PONG since, must get none: its connection ends in its place.
+
+        Returns how many servers that are.
+        """
+        cdef int slot, n = 0
+        for slot in range(FIRST_SLOT, END_SLOT):
+            if self.outs[slot] != NULL:
+                n += (<object>self.outs[slot].peer).doubt()
+        return n
 
     cdef int begin(self, int slot, list pongs_due, OutBuf *behind) except -1:
         cdef TellingServer telling = TellingServer()

@@ -140,11 +140,12 @@ cdef class MeshFence(Fence):
         self.frames_acked[shard] = self.frames_pinged[shard] = 0
         return self.end_all(shard)
 
-    def doubt(self, int shard, connections) -> int:
+    def doubt(self, int shard, connections, servers=None) -> int:
         """The sibling of a broken link lives, but messages on their way to it may be lost. A client that sent
-        some, and has had no PONG since, must get none: it is closed, now or at its next PING.
+        some, and has had no PONG since, must get none: it is closed, now or at its next PING. So is another server
+        (`servers`: the gateway's Exchange).
 
-        Returns how many of these connections that are.
+        Returns how many of these connections, and of the servers, that are.
         """
         cdef ClientConnection client
         cdef Waiter waiter
@@ -163,7 +164,7 @@ cdef class MeshFence(Fence):
             elif client.published & bit:
                 client.is_in_doubt = True
                 n += 1
-        return n
+        return n if servers is None else n + <int>servers.doubt()
 
     def gone(self, int shard):
         """The sibling of a broken link is dead: nobody waits for it, and no client is closed because of it."""

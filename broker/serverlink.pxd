@@ -21,6 +21,7 @@ from gnatswarm.broker.sublist cimport Sublist
 @cython.final
 cdef class DuePong(FencedBatch):
     cdef ServerLink link
+    cdef uint64_t in_msgs                # … of that server, in front of its PING
 
 
 @cython.final
@@ -53,6 +54,8 @@ cdef class ServerLink(Peer):
     cdef Repeat repeat
     cdef readonly uint64_t in_msgs
     cdef readonly uint64_t in_bytes
+    cdef uint64_t acked_msgs             # of these, in front of its last PING that has a PONG
+    cdef bint is_in_doubt                # some of the others may be lost: see Exchange.doubt()
     cdef readonly uint64_t subscriptions   # that it has told us
     cdef public uint64_t max_subscriptions   # … of which there may be so many; 0: any number
     cdef readonly uint64_t active_us     # when it last sent something

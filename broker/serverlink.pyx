@@ -13,7 +13,8 @@ from gnatswarm.broker.fanout cimport (
 from gnatswarm.broker.interest cimport SECOND_CHOICE, Node, QueueName
 from gnatswarm.broker.outbuf cimport (
     CLOSE_CLIENT_CLOSED, CLOSE_MAXIMUM_PAYLOAD_EXCEEDED, CLOSE_NONE, CLOSE_PARSE_ERROR, CLOSE_PROTOCOL_VIOLATION,
-    CloseReason, OutBuf, iovec, out_append, out_call, out_init, out_pending, out_release, outbox_release)
+    CLOSE_ROUTE_REMOVED, CloseReason, OutBuf, iovec, out_append, out_call, out_init, out_pending, out_release,
+    outbox_release)
 from gnatswarm.broker.parser cimport Token
 from gnatswarm.broker.sublist cimport MOST_MATCHING, match_steps
 from gnatswarm.broker.peer cimport HOLD_LOGIN, HOLD_REST, HOLD_STALL
@@ -99,7 +100,11 @@ cdef class DuePong(FencedBatch):
     """A PING of another server: its PONG says that all shards here know what came before it."""
 
     cdef int on_fenced(self) except -1:
-        if not self.link.is_silent:
+        self.link.acked_msgs = self.in_msgs
+        if self.link.is_in_doubt:
+            self.link.close(CLOSE_ROUTE_REMOVED)
+            out_call(&self.link.out)
+        elif not self.link.is_silent:
             self.link.append(b'PONG\r\n', 6)
         return 0
 
@@ -290,6 +295,7 @@ cdef class ServerLink(Peer):
             return 0
         due = DuePong()
         due.link = self
+        due.in_msgs = self.in_msgs
         return self.exchange.siblings_fence.fence_served(due)
 
     cdef int on_pong(self) except -1:
@@ -780,6 +786,11 @@ cdef class ServerLink(Peer):
         out_release(&self.out)
         out_release(&self.behind)
         self.forget_input()
+
+    def doubt(self) -> bool:
+        """Its part of Exchange.doubt()."""
+        self.is_in_doubt |= self.in_msgs != self.acked_msgs
+        return bool(self.is_in_doubt)
 
     def has_rested(self):
         """Read on, after Exchange.rest_with()'s call."""

@@ -67,8 +67,8 @@ class Siblings:
         self._steering_away = self._loop.call_later(STEER_AWAY_S, self._say_in_step, False)
 
     def on_doubt(self, sibling: int) -> int:
-        """A link broke with messages in flight; returns how many clients may have lost some."""
-        return int(self._shard.fence.doubt(sibling, self._shard.clients.connections()))
+        """A link broke with messages in flight; returns how many clients or other servers may have lost some."""
+        return self._shard.fence.doubt(sibling, self._shard.clients.connections(), self.servers)
 
     def on_dead(self, sibling: int) -> None:
         """A sibling is dead, or has left: the next shard of its number was sent nothing of what that one was."""

@@ -188,7 +188,7 @@ class LinkSink(Protocol):
         """A link is missing though its sibling lives: hold the operations of clients."""
 
     def on_doubt(self, sibling: int) -> int:
-        """A broken link is back, but messages in flight may be lost; returns how many clients that concerns."""
+        """A broken link is back, and messages in flight may be lost; returns of how many connections."""
 
     def on_dead(self, sibling: int) -> None:
         """A sibling is dead, or has left: what it was sent concerns no later shard of its number."""
@@ -456,7 +456,9 @@ class Links:
 
     def _lost_text(self, shard: int) -> str:
         n = self._sink.on_doubt(shard)
-        return f"messages of {n} clients may be lost, and they are closed, not acknowledged" if n else "nothing lost"
+        return (
+            f"messages of {n} connections may be lost, and they are closed, not acknowledged" if n else "nothing lost"
+        )
 
     def _part(self, session: LinkSession) -> None:
         """Remove the sibling's interest now, not when the socket is closed: a successor's must not mix with it."""

@@ -65,6 +65,48 @@ def test_a_member_answers_a_ping_when_all_its_shards_know(make: Make) -> None:
     assert end.pongs == 1
 
 
+@pytest.mark.parametrize("asks", ["before", "after"])
+def test_a_member_whose_messages_a_broken_link_may_have_lost_gets_no_pong(make: Make, asks: str) -> None:
+    cluster = make(2, fenced=False)
+    subscriber, mesh = cluster.members[1].clients[0], cluster.members[1].mesh
+    there, here = cluster.routes[0, 1], cluster.routes[1, 0]
+    subscriber.feed(b"SUB a 1\r\n")
+    cluster.settle()
+    cluster.members[0].clients[0].feed(b"PUB a 1\r\nx\r\n")
+    cluster.members[0].mesh.settle()
+    if asks == "before":
+        there.link.ping()
+    cluster.carry((-1, 0, 1))
+    assert mesh.break_link(GATEWAY_NUMBER, 0) == 1
+    cluster.settle()
+    if asks == "after":
+        assert not here.link.is_closing
+        there.link.ping()
+        cluster.settle()
+    assert (subscriber.messages(), there.pongs, here.link.is_closing) == ([], 0, True)
+
+
+@pytest.mark.parametrize("shard", [0, 1])
+def test_a_broken_link_puts_no_member_in_doubt_whose_messages_are_acknowledged(make: Make, shard: int) -> None:
+    """Interest alone was on its way when the link broke; it is told anew."""
+    cluster = make(2, fenced=False)
+    subscriber, mesh = cluster.members[1].clients[0], cluster.members[1].mesh
+    there = cluster.routes[0, 1]
+    subscriber.feed(b"SUB a 1\r\n")
+    cluster.settle()
+    cluster.members[0].clients[0].feed(b"PUB a 1\r\nx\r\n")
+    cluster.members[0].mesh.settle()
+    there.link.ping()
+    cluster.settle()
+    cluster.members[0].clients[0].feed(b"SUB b 1\r\n")
+    cluster.members[0].mesh.settle()
+    cluster.carry((-1, 0, 1))
+    there.link.ping()
+    assert mesh.break_link(GATEWAY_NUMBER, shard) == 0
+    cluster.settle()
+    assert ([body for _, body in subscriber.messages()], there.pongs) == ([b"x"], 2)
+
+
 def test_interest_that_another_client_caused_is_waited_for(make: Make) -> None:
     """The second subscriber is on another shard, and its interest is no news to the other member."""
     cluster = make(2)

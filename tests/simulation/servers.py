@@ -16,6 +16,7 @@ from collections import Counter
 from random import Random
 from typing import TYPE_CHECKING
 
+from gnatswarm.broker.errors import CloseReason
 from gnatswarm.broker.exchange import Exchange
 from gnatswarm.broker.fence import MeshFence
 from gnatswarm.broker.message_trace import DISABLED
@@ -195,7 +196,10 @@ class Door:
         self.out = bytearray()  # all that the server has sent
         self.brought = 0  # bytes of that which are at the gateway
         self.rest = b""
-        self.pings: list[list[Subscription]] = []  # for each PING of the server: what it had told before
+        self.pings: list[
+            tuple[list[Subscription], list[Message]]
+        ] = []  # for each PING: what it had told and sent before
+        self.sent: list[Message] = []  # … since the last one
         self.has_ended = False  # the gateway sends nothing more
         self.ends_at = -1  # … than so many bytes; -1: it has closed
         self.is_left = False  # the server has read that, and sends nothing more either
@@ -562,7 +566,14 @@ class Server:
 
     def on_pong(self) -> None:
         assert self.door is not None and self.door.pings, "a PONG without a PING"
-        for sub in self.door.pings.pop(0):
+        told, sent = self.door.pings.pop(0)
+        for message in sent:
+            if not (message.crosses_reload or message.is_lost_outside or message.is_orphaned):
+                self.servers.seen["PONG to another server, and a link had broken"] += message.may_be_lost
+                message.may_be_lost = False
+                message.acked_at = self.servers.now
+                message.acked_us = self.servers.swarm.now_us
+        for sub in told:
             if self.kind == "route":  # every shard knows it
                 sub.acked_at = min(sub.acked_at, self.servers.now)
                 self.servers.seen["PONG to another server"] += 1
@@ -801,6 +812,19 @@ class Servers:
             sub.acked_at = NEVER
             sub.cut_offs.append(self.now)
 
+    def look(self) -> None:
+        """The gateway has ended a connection in the place of a PONG: a broken link may have lost what came by it."""
+        for server in self.all:
+            door = server.door
+            if door is not None and door.socket.is_over and door.socket.reason == CloseReason.ROUTE_REMOVED:
+                unanswered = [message for _, sent in door.pings for message in sent] + door.sent
+                assert unanswered and server.breaks, f"server {server.number} is in doubt, and nothing can be lost"
+                for message in unanswered:
+                    message.is_lost_outside = message.may_be_lost = message.acked_at == NEVER
+                self.seen["server's connection ended in doubt"] += 1
+                self.lose_with(door)
+                self.detach(server)
+
     def lose_with(self, door: Door) -> None:
         """What is on its way over this connection is lost."""
         to_server, from_server = door.lost()
@@ -862,7 +886,7 @@ class Servers:
                 assert message.number in sub.got, f"{sub}, on another server, did not get {message}"
 
     def on_break(self) -> None:
-        """A link has broken, perhaps of the gateway: of what other servers sent some is lost, and nobody is told."""
+        """A link has broken, perhaps of the gateway: some of what other servers sent is lost, if they get no PONG."""
         self.has_link_broken = True
         for server in self.all:
             server.is_in_step = False
@@ -870,7 +894,7 @@ class Servers:
             if server.door is not None:
                 server.door.was_in_step = False
         for message in self.unacked:
-            message.may_be_lost = True
+            message.may_be_lost |= message.acked_at == NEVER
 
     # ---- bytes
 
@@ -902,7 +926,7 @@ class Servers:
             if door.is_busy:
                 is_busy = True
                 door.carry_in(1 << 30)
-                if not door.is_left:
+                if door.server.door is door:
                     door.carry_out(1 << 30)
         self.forget_left()
         if is_busy:
@@ -949,7 +973,8 @@ class Servers:
 
     def ping(self, server: Server) -> None:
         if server.door is not None:
-            server.door.pings.append(list(server.wants))
+            server.door.pings.append((list(server.wants), server.door.sent))
+            server.door.sent = []
             server.door.out += b"PING\r\n"
 
     def publish(
@@ -984,6 +1009,7 @@ class Servers:
             message.is_orphaned = True  # nobody else has said that it is wanted
         if server.door is not None:
             self.unacked.append(message)
+            server.door.sent.append(message)
             self.seen[f"message from a {server.kind}"] += 1
             if wants_answer and server.is_in_step and len(self.tenants.views(server.account, subject)) > 1:
                 self.seen["request of another server to another account"] += 1
@@ -1050,7 +1076,7 @@ class Servers:
     def settled(self) -> None:
         """Everything has arrived, and all shards and the gateway are in step: who was there got what was sent."""
         for message in self.unacked:
-            if not (message.may_be_lost or message.is_orphaned):
+            if not (message.may_be_lost or message.is_orphaned) and message.acked_at == NEVER:
                 message.acked_at = self.now
                 message.acked_us = self.swarm.now_us
         self.unacked.clear()

@@ -531,6 +531,8 @@ class World:
             sight.is_watched = bool(person.backlog) or person.moves_since != NEVER
             if socket.is_over:
                 self.on_closed(person)
+        if self.servers is not None:
+            self.servers.look()
         self.looked_us = self.swarm.now_us
 
     def note_read(self, person: Person, size: int) -> None:

@@ -115,6 +115,7 @@ class Members:
             fence = engine.probe.fence
             assert isinstance(fence, MeshFence) and engine.probe.mesh is not None
             exchange = Exchange(engine.probe.mesh, fence)
+            mesh.servers[GATEWAY_NUMBER] = exchange
             exchange.set_own_id(member_id(number))
             exchange.fence.is_on = fenced
             exchange.fence.on_wait = self._on_wait

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from gnatswarm.broker.exchange import Exchange
 from gnatswarm.broker.fence import MeshFence
 from gnatswarm.broker.link import SiblingLink
 from gnatswarm.probes.engine import ProbeSocket
@@ -87,6 +88,7 @@ class Mesh:
             assert end.link is not None
             end.link.join(end.shard)
         self.held: set[int] = set()  # shards whose clients wait until a link is in step again
+        self.servers: dict[int, Exchange] = {}  # other servers, of shards that are gateways
         self.clients: list[EngineClient] = []
         self.shard_of: list[int] = []
         self.finish()
@@ -182,7 +184,7 @@ class Mesh:
             pass
 
     def break_link(self, a: int, b: int, meanwhile: Callable[[], None] = lambda: None) -> int:
-        """Break the link, losing bytes on their way, and make it again; returns the number of clients in doubt.
+        """Break the link, losing bytes on their way, and make it again; returns how many are in doubt.
 
         `meanwhile` is called when it is broken and not made again.
         """
@@ -191,6 +193,8 @@ class Mesh:
         for client, shard in zip(self.clients, self.shard_of, strict=True):
             if shard in (a, b):
                 client.connection.wait()
+        for shard in {a, b} & self.servers.keys():
+            self.servers[shard].hold()
         for one, other in ((a, b), (b, a)):
             end = self.ends[one, other]
             assert end.link is not None and end.socket is not None
@@ -204,7 +208,8 @@ class Mesh:
             mine = [
                 client.connection for client, shard in zip(self.clients, self.shard_of, strict=True) if shard == one
             ]
-            doubted += fence.doubt(other, [connection for connection in mine if not connection.is_closing])
+            there = [connection for connection in mine if not connection.is_closing]
+            doubted += fence.doubt(other, there, self.servers.get(one))
             end.open()
             assert end.link is not None
             end.link.join(other)
@@ -244,6 +249,8 @@ class Mesh:
                 for client, where in zip(self.clients, self.shard_of, strict=True):
                     if where == shard:
                         client.connection.go_on()
+                if shard in self.servers:
+                    self.servers[shard].go_on()
                 self.engines[shard].probe.finish()
 
     def is_held(self, client: int) -> bool:
