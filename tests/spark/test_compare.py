@@ -12,7 +12,7 @@ import pytest
 from tests.bench import statistics_rows
 
 pytest.importorskip("pyspark", reason="the extra `spark` is not installed")
-pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
+pytestmark = pytest.mark.xdist_group("spark")
 
 CAME_US = statistics_rows.START_US + 3 * statistics_rows.WINDOW_US
 FIRST = "2026-02-02T02:40..2026-02-02T02:40:30"  # three windows, until CAME_US

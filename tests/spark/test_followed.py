@@ -24,7 +24,7 @@ from tests.support.turns import until
 from tests.support.wire import Client, Closed, Cluster
 
 pytest.importorskip("pyspark", reason="the extra `spark` is not installed")
-pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(300), pytest.mark.slow]
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.slow]
 
 MSGS = 1200
 CLIENTS = 24

@@ -24,7 +24,7 @@ from tests.bench import statistics_rows
 from tests.support.servers import Log, session_pids, wait_pids_gone
 
 pyspark = pytest.importorskip("pyspark", reason="the extra `spark` is not installed")
-pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(400)]
+pytestmark = pytest.mark.xdist_group("spark")
 
 # Spark starts in five seconds, and in a minute where others take the processors.
 DEADLINE_S = 180.0

@@ -16,7 +16,7 @@ from tests.support.statistics import added, rows
 from tests.support.wire import Cluster
 
 pytest.importorskip("pyspark", reason="the extra `spark` is not installed")
-pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(300), pytest.mark.slow]
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.slow]
 
 Edge = tuple[str, str, str]
 DEADLINE_S = 30.0

@@ -15,7 +15,7 @@ from tests.bench.bench_spark import run
 from tests.support.servers import wait_pids_gone
 
 pytest.importorskip("pyspark", reason="the extra `spark` is not installed")
-pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
+pytestmark = pytest.mark.xdist_group("spark")
 
 # Spark's start, and the number of lines in a directory.
 COUNT = """

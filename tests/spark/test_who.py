@@ -19,7 +19,7 @@ from tests.support.statistics import added, rows
 from tests.support.wire import Client, Cluster
 
 pytest.importorskip("pyspark", reason="the extra `spark` is not installed")
-pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
+pytestmark = pytest.mark.xdist_group("spark")
 
 HOSTILE = "<script>alert(1)</script>\u202e\x1b[2J"
 Edge = tuple[str, str, str]
