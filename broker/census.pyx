@@ -3,7 +3,8 @@
 
 For monitoring. It changes and keeps nothing, so it may be called at any time between two rounds. Long results are
 returned in slices: pass `start`, get `next`, which is 0 at the end. If a table grows or shrinks between two slices, an
-item may appear twice or not at all; `layout` shows whether it did. Cost: some 100 ns per slot, 300 ns per row.
+item may appear twice or not at all; `layout` shows whether it did. Cost: some 100 ns per slot, 300 ns per row, and as
+much again for each 100 characters: a slice also ends where its rows have `most_text` of them.
 """
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
@@ -13,7 +14,7 @@ from gnatswarm.broker.connection cimport ClientConnection
 from gnatswarm.broker.link cimport SiblingLink
 from gnatswarm.broker.outbuf cimport OutBuf, out_pending
 from gnatswarm.broker.peer cimport Peer
-from gnatswarm.broker.interest cimport NO_MAX, Node, QueueName, Sub
+from gnatswarm.broker.interest cimport NO_MAX, SUB_SHADOW, Node, QueueName, Shadow, Sub
 from gnatswarm.broker.entry cimport Earlier, Entry
 from gnatswarm.broker.rules cimport StreamImport
 from gnatswarm.broker.sublist cimport CACHE_WAYS, Sublist
@@ -21,6 +22,9 @@ from gnatswarm.broker.table cimport slot_item
 from gnatswarm.broker.word cimport SLACK, hash_bytes
 
 from gnatswarm.broker.census_counts import ConnectionCounts, FoldedCounts, LinkCounts
+
+
+cdef uint64_t ANY_TEXT = <uint64_t>-1
 
 
 cdef str text_of(const uint8_t *at, size_t size):
@@ -39,13 +43,14 @@ cdef str subject_text(Sublist sublist, const Node *node):
 
 
 cdef tuple subscription_row(Sublist sublist, Sub *sub):
-    """(subject, queue, sid, messages delivered, max)"""
+    """(subject, queue, sid, messages delivered, max); of a Shadow the sid is that of the client's subscription."""
+    cdef Sub *named = (<Shadow *>sub).parent if sub.key.kind == SUB_SHADOW else sub
     cdef QueueName *name
     cdef str queue = ""
     if sub.group != NULL:
         name = sub.group.name
         queue = text_of(<uint8_t *>name + sizeof(QueueName), name.key.size)
-    return (subject_text(sublist, sub.node), queue, text_of(<uint8_t *>sub + sizeof(Sub), sub.key.size),
+    return (subject_text(sublist, sub.node), queue, text_of(<uint8_t *>named + sizeof(Sub), named.key.size),
             sub.delivered, 0 if sub.max_msgs == NO_MAX else sub.max_msgs)
 
 
@@ -62,15 +67,20 @@ def link_counters(SiblingLink link not None) -> LinkCounts:
     return LinkCounts(link.in_msgs, link.out.msgs, link.in_bytes, link.out.payload_bytes, out_pending(&link.out))
 
 
+cdef inline uint64_t text_in(tuple row):
+    return len(<str>row[0]) + len(<str>row[1]) + len(<str>row[2])
+
+
 def layout(ClientConnection client not None) -> int:
     """A number that changes when the client's table of subscriptions grows or shrinks."""
     return client.subs.mask
 
 
-def subscriptions(ClientConnection client not None, uint32_t start, uint32_t slots, bint queued_only=False) -> tuple:
+def subscriptions(ClientConnection client not None, uint32_t start, uint32_t slots, bint queued_only=False,
+                  uint64_t most_text=ANY_TEXT) -> tuple:
     """([(subject, queue, sid, messages delivered, max)], next) of `slots` slots of the client's table."""
     cdef list rows = []
-    cdef uint64_t end
+    cdef uint64_t end, text = 0
     cdef uint32_t i
     cdef Sub *sub
     if client.subs.slots == NULL or start > client.subs.mask:
@@ -80,14 +90,19 @@ def subscriptions(ClientConnection client not None, uint32_t start, uint32_t slo
         if client.subs.slots[i]:
             sub = <Sub *>slot_item(client.subs.slots[i])
             if sub.group != NULL or not queued_only:
-                rows.append(subscription_row(client.sublist, sub))
+                row = subscription_row(client.sublist, sub)
+                rows.append(row)
+                text += text_in(row)
+                if text >= most_text:
+                    end = <uint64_t>i + 1
+                    break
     return rows, 0 if end > client.subs.mask else end
 
 
-def shadows(ClientConnection client not None, uint32_t start, uint32_t slots) -> tuple:
+def shadows(ClientConnection client not None, uint32_t start, uint32_t slots, uint64_t most_text=ANY_TEXT) -> tuple:
     """([(account, row as in subscriptions())], next): what those in these slots get of accounts that export streams."""
     cdef list rows = []
-    cdef uint64_t end
+    cdef uint64_t end, text = 0
     cdef uint32_t i
     cdef Sublist exporter
     if client.shadows is None or client.subs.slots == NULL or start > client.subs.mask:
@@ -97,18 +112,24 @@ def shadows(ClientConnection client not None, uint32_t start, uint32_t slots) ->
         if client.subs.slots[i]:
             for address, stream in client.shadows.cast_by.get(<size_t>slot_item(client.subs.slots[i]), ()):
                 exporter = (<StreamImport>stream).exporter
-                rows.append((exporter.account, subscription_row(exporter, <Sub *><size_t>address)))
+                row = subscription_row(exporter, <Sub *><size_t>address)
+                rows.append((exporter.account, row))
+                text += text_in(row)
+            if text >= most_text:
+                end = <uint64_t>i + 1
+                break
     return rows, 0 if end > client.subs.mask else end
 
 
-def matching(Sublist sublist not None, bytes subject not None, uint32_t start, uint32_t most) -> tuple:
+def matching(Sublist sublist not None, bytes subject not None, uint32_t start, uint32_t most,
+             uint64_t most_text=ANY_TEXT) -> tuple:
     """([(cid, row as in subscriptions())], total) of this shard's subscriptions that a message would reach."""
     cdef bytes padded = subject + bytes(SLACK)
     cdef const uint8_t *s = padded
     cdef Entry *entry = sublist.find(s, len(subject), hash_bytes(s, len(subject), sublist.seed))
     cdef list rows = []
     cdef uint64_t total
-    cdef uint64_t end
+    cdef uint64_t end, text = 0
     cdef uint32_t i
     cdef Sub *sub
     if entry == NULL:
@@ -119,7 +140,11 @@ def matching(Sublist sublist not None, bytes subject not None, uint32_t start, u
     end = min(<uint64_t>start + most, total)
     for i in range(start, <uint32_t>end):
         sub = entry.targets[i].sub
-        rows.append((cid_of(sub), subscription_row(sublist, sub)))
+        row = subscription_row(sublist, sub)
+        rows.append((cid_of(sub), row))
+        text += text_in(row)
+        if text >= most_text:
+            break
     return rows, total
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from gnatswarm.broker.advisory import SUBSCRIBERS
 from gnatswarm.broker.options import Account, Options, Permissions, User
 from gnatswarm.router.monitoring import metrics, moving_clients, pages
 from gnatswarm.router.monitoring.alarms import Alarms
@@ -24,6 +26,7 @@ from gnatswarm.router.monitoring.pages import (
     Pages,
 )
 from gnatswarm.router.monitoring.shard_questions import Unanswered
+from gnatswarm.router.monitoring.system_answers import SystemAnswers
 from gnatswarm.shards.boundary import pace, rows
 from gnatswarm.shards.boundary.control import GATEWAY_NUMBER
 from tests.router.monitoring.broker_facts import A_LEAF, START_US, facts, shard
@@ -218,6 +221,34 @@ async def turns_until_done(page: asyncio.Future[bytes]) -> int:
 
     await until(is_done)
     return turns
+
+
+async def count_of(site: Site, subject: str) -> bytes:
+    """How many subscriptions a request in the system account is told of."""
+    view: Any = SimpleNamespace(options=site.facts.options)
+    state: Any = SimpleNamespace(gather=site.gather, questions=site.shards, pages=site.pages)
+    return await SystemAnswers(view, state).answer(site.facts.options.system_account, SUBSCRIBERS, subject.encode())
+
+
+async def test_subscriptions_within_a_pattern_are_counted_in_many_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace, "SLICE_S", 0.0)
+    site = Site()
+    for number in (0, 1):
+        found = [rows.SubscriptionRow(f"a.{sid}", "", str(sid), 0, 0, 1) for sid in range(500)]
+        site.shards.answers[number, rows.SubscriptionsQuery] = lambda _query, found=found: [
+            rows.SubscriptionsPart(500, found)
+        ]
+    counted = asyncio.ensure_future(count_of(site, "a.*"))
+    assert await turns_until_done(cast(Any, counted)) > 1000
+    assert await counted == b"1000"
+
+
+@pytest.mark.parametrize(("more", "asked"), [(0, 2), (1, 0)])
+async def test_no_shard_is_asked_for_subscriptions_longer_than_any(more: int, asked: int) -> None:
+    site = Site()
+    longest = "s" * (site.facts.options.limits.max_control_line_bytes + more)
+    assert await count_of(site, longest) == b"0"
+    assert len(site.shards.asked) == asked
 
 
 async def test_long_lists_that_clients_move_in_are_gone_through_in_many_turns(monkeypatch: pytest.MonkeyPatch) -> None:
