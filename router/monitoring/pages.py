@@ -169,6 +169,7 @@ class Pages:
         """Statistics of these accounts, or of all; without `unused` only of those that have connections."""
         async with self._turn(is_vital=is_vital):
             answers = await self._ask_all(facts, rows.AccountsQuery(names=tuple(names)), rows.AccountsPart)
+            more = await self._uncounted(answers, names)
         leafs = Counter(row.account for row in await self._leafs()) if facts.options.has_gateway else Counter[str]()
         is_like_newer = facts.options.is_like_newer
         asked = frozenset(names)
@@ -178,6 +179,9 @@ class Pages:
             for part in parts:
                 aggregate.add_accounts(sums, part.rows)
                 await pace()
+        for name, connections in more.items():
+            if name in sums:
+                sums[name].connections = max(0, sums[name].connections + connections)
         found: list[Document] = []
         wanted = list(sums.values())
         for at in range(0, len(wanted), ROWS_IN_ONE_STEP):
@@ -189,6 +193,18 @@ class Pages:
             ]
             await pace()
         return found
+
+    async def _uncounted(
+        self, answers: list[tuple[int, list[rows.AccountsPart]]], names: Collection[str] = ()
+    ) -> Counter[str]:
+        """By account, how many clients move and were not counted by the shards, less those that two have counted."""
+
+        async def ask(shard: int, cids: list[int]) -> list[rows.AccountsPart]:
+            return await self._questions.ask(
+                shard, rows.AccountsQuery(names=tuple(names), cids=cids), rows.AccountsPart
+            )
+
+        return await moving_clients.uncounted(moving_clients.first_parts(answers), ask)
 
     async def connz(self, query: PageQuery, subject: str = "") -> bytes:
         """Connections, closed ones and open ones; of these, with `subject`, the ones that subscribe to some of it.

@@ -11,7 +11,7 @@ import asyncio
 import heapq
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
@@ -308,6 +308,10 @@ class Snapshots:
     async def _accounts(self, query: rows.AccountsQuery, pace: Pace) -> AsyncIterator[rows.AccountsPart]:
         # At once: whoever ends from here on is not in the sums of those who have ended, and is counted below.
         names = frozenset(query.names)
+        first = self._moving(query, names)
+        if query.cids:
+            yield first
+            return
         found = {
             name: msgspec.structs.replace(row)
             for name, row in self._clients.closed.by_account.items()
@@ -318,6 +322,8 @@ class Snapshots:
             for session in (self._clients.open.values() if query.counts_clients else ())
             if session.account and not session.reason and (not names or session.account in names)
         ]
+        for name, count in Counter(session.account for session in sessions).items():
+            found.setdefault(name, rows.AccountRow(name)).connections = count
         unwanted = list(self._recorder.unwanted_msgs.items()) if self._recorder is not None else []
         unwanted = [(name, count) for name, count in unwanted if not names or name in names]
         await pace()
@@ -334,8 +340,6 @@ class Snapshots:
                     row.in_bytes += connection.in_bytes
                     row.out_msgs += connection.out_msgs
                     row.out_bytes += connection.out_bytes
-                    if not session.reason:
-                        row.connections += 1
                 else:  # it has moved to another shard meanwhile
                     row.left_in_msgs += connection.in_msgs
                     row.left_in_bytes += connection.in_bytes
@@ -350,8 +354,34 @@ class Snapshots:
                     found.setdefault(name, rows.AccountRow(name)).subscriptions = sublist.n_subs
             await pace()
         accounts = list(found.values())
-        for at in range(0, len(accounts), PART_ROWS):
+        first.rows = accounts[:PART_ROWS]
+        yield first
+        for at in range(PART_ROWS, len(accounts), PART_ROWS):
             yield rows.AccountsPart(accounts[at : at + PART_ROWS])
+
+    def _moving(self, query: rows.AccountsQuery, names: frozenset[str]) -> rows.AccountsPart:
+        """Who has lately left this shard, and who has come; of `query.cids`, who is here and who is coming."""
+        part = rows.AccountsPart([], counted_us=time.time_ns() // 1000)
+        if not query.counts_clients:
+            return part
+        clients = self._clients
+        asked = frozenset(query.cids)
+        part.left = [
+            rows.PassingRow(row.cid, to, row.moved_us, row.account)
+            for to, row in clients.passing.left
+            if row.account and (not names or row.account in names) and (not asked or row.cid in asked)
+        ]
+        known = query.cids or [cid for cid, _old, _us in clients.passing.came]
+        part.came = [
+            rows.PassingRow(cid, session.came_from, session.moved_us, session.account)
+            for cid in dict.fromkeys(known)
+            if (session := clients.open.get(cid)) is not None
+            and session.account
+            and not session.reason
+            and (not names or session.account in names)
+        ]
+        part.coming = [cid for cid in query.cids if clients.is_expected(cid)]
+        return part
 
     async def _denied(self) -> AsyncIterator[rows.DeniedPart]:
         yield rows.DeniedPart(self._clients.denials.rows)
@@ -672,9 +702,7 @@ def _is_of_account(account: str, query: rows.ConnectionsQuery) -> bool:
 
 
 class _Subscribed:
-    """Chooses the clients that have a subscription that overlaps a pattern; with "" all, with one too long for any
-    subject none.
-    """
+    """Chooses clients that have a subscription that overlaps a pattern: all with "", none with one that is too long."""
 
     def __init__(self, pattern: str, most_bytes: int, pace: Pace) -> None:
         self._is_any = not pattern

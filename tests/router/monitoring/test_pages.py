@@ -317,6 +317,21 @@ async def test_of_thousands_of_accounts_that_are_asked_for_each_is_found_at_once
     assert [one["acc"] for one in found] == ["A"]
 
 
+async def test_the_statistics_of_an_account_have_a_client_on_its_way() -> None:
+    site = Site()
+    left = [rows.PassingRow(7, 1, 0, "$G")]
+
+    def of_new(query: rows.AccountsQuery) -> list[rows.AccountsPart]:
+        return [rows.AccountsPart([], coming=[cid for cid in query.cids if cid == 7])]
+
+    site.shards.answers[0, rows.AccountsQuery] = lambda _query: [
+        rows.AccountsPart([rows.AccountRow("$G", connections=2)], left=left)
+    ]
+    site.shards.answers[1, rows.AccountsQuery] = of_new
+    (found,) = (await site.get("/accstatz"))["account_statz"]
+    assert (found["acc"], found["conns"]) == ("$G", 3)
+
+
 @pytest.mark.parametrize("path", ["/accstatz", "/metrics"])
 async def test_ten_thousands_of_accounts_are_summed_up_in_many_turns(
     path: str, monkeypatch: pytest.MonkeyPatch

@@ -359,6 +359,29 @@ async def test_who_leaves_while_accounts_are_counted_is_counted_once(asked: Aske
     assert row.in_msgs == row.in_bytes == 2 * STEP_ROWS
 
 
+async def test_accounts_are_told_with_who_has_left_and_come_and_is_coming(asked: Asked) -> None:
+    for user in ("ann", "bob", "ann", "bob"):
+        await asked.client(user)
+    clients = asked.one.shard.clients
+    for cid in (1, 2):
+        clients.open[cid].came_from, clients.open[cid].moved_us = 3, 7
+        clients.passing.come(cid, 3, 7)
+    for cid in (3, 4):
+        clients.passing.leave(connection_row(clients.open[cid], 0), 2)
+    gone = [clients.open.pop(cid) for cid in (3, 4)]
+    clients._expected[9] = clients.open[1]
+    part = await asked.part(rows.AccountsQuery(names=("A",)), rows.AccountsPart)
+    assert [(row.name, row.connections) for row in part.rows] == [("A", 1)]
+    assert part.left == [rows.PassingRow(3, 2, 0, "A")]
+    assert (part.came, part.coming) == ([rows.PassingRow(1, 3, 7, "A")], [])
+    part = await asked.part(rows.AccountsQuery(cids=[2, 4, 9, 8]), rows.AccountsPart)
+    assert part.rows == []
+    assert part.left == [rows.PassingRow(4, 2, 0, "B")]
+    assert (part.came, part.coming) == ([rows.PassingRow(2, 3, 7, "B")], [9])
+    del clients._expected[9]
+    clients.open |= {session.connection.cid: session for session in gone}
+
+
 async def test_the_rows_of_many_accounts_come_in_parts(asked: Asked) -> None:
     closed = asked.one.shard.clients.closed.by_account
     closed |= {f"A{number}": rows.AccountRow(f"A{number}", in_msgs=number) for number in range(3 * PART_ROWS + 1)}
