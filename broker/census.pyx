@@ -17,6 +17,7 @@ from gnatswarm.broker.peer cimport Peer
 from gnatswarm.broker.interest cimport NO_MAX, SUB_SHADOW, Node, QueueName, Shadow, Sub
 from gnatswarm.broker.entry cimport Earlier, Entry
 from gnatswarm.broker.rules cimport StreamImport
+from gnatswarm.broker.subject cimport subject_matches
 from gnatswarm.broker.sublist cimport CACHE_WAYS, Sublist
 from gnatswarm.broker.table cimport slot_item
 from gnatswarm.broker.word cimport SLACK, hash_bytes
@@ -31,27 +32,50 @@ cdef str text_of(const uint8_t *at, size_t size):
     return at[:size].decode("utf-8", "replace")
 
 
-cdef str subject_text(Sublist sublist, const Node *node):
+cdef bytes subject_bytes(Sublist sublist, const Node *node):
     cdef uint8_t small[512]
     cdef size_t size = sublist.subject_of(node, small, sizeof(small))
     cdef bytearray large
     if size <= sizeof(small):
-        return text_of(small, size)
+        return small[:size]
     large = bytearray(size)
     sublist.subject_of(node, large, size)
-    return large.decode("utf-8", "replace")
+    return bytes(large)
 
 
 cdef tuple subscription_row(Sublist sublist, Sub *sub):
-    """(subject, queue, sid, messages delivered, max); of a Shadow the sid is that of the client's subscription."""
+    """(subject, queue, sid, messages delivered, max); of a Shadow, sid and messages of the client's subscription."""
     cdef Sub *named = (<Shadow *>sub).parent if sub.key.kind == SUB_SHADOW else sub
     cdef QueueName *name
     cdef str queue = ""
     if sub.group != NULL:
         name = sub.group.name
         queue = text_of(<uint8_t *>name + sizeof(QueueName), name.key.size)
-    return (subject_text(sublist, sub.node), queue, text_of(<uint8_t *>named + sizeof(Sub), named.key.size),
-            sub.delivered, 0 if sub.max_msgs == NO_MAX else sub.max_msgs)
+    return (subject_bytes(sublist, sub.node).decode("utf-8", "replace"), queue,
+            text_of(<uint8_t *>named + sizeof(Sub), named.key.size), named.delivered,
+            0 if sub.max_msgs == NO_MAX else sub.max_msgs)
+
+
+cdef tuple cast_in(Sublist exporter, Sub *sub, bytes subject, set told):
+    """(number, row) of the Shadow through which a client's subscription gets this subject of another account.
+
+    (0, its own row): it is one of this account. The number is its place among those of the subscription, from 1. Those
+    in `told` have been returned before.
+    """
+    cdef ClientConnection client
+    cdef Sub *shadow
+    cdef bytes wanted
+    if sub.out.peer != NULL and isinstance(<Peer>sub.out.peer, ClientConnection):
+        client = <ClientConnection>sub.out.peer
+        if client.sublist is not exporter and client.shadows is not None:
+            for number, (address, stream) in enumerate(client.shadows.cast_by.get(<size_t>sub, ()), 1):
+                shadow = <Sub *><size_t>address
+                if (<StreamImport>stream).exporter is exporter and address not in told:
+                    wanted = subject_bytes(exporter, shadow.node)
+                    if subject_matches(wanted, len(wanted), subject, len(subject)):
+                        told.add(address)
+                        return number, subscription_row(exporter, shadow)
+    return 0, subscription_row(exporter, sub)
 
 
 def counters(ClientConnection client not None) -> ConnectionCounts:
@@ -100,7 +124,10 @@ def subscriptions(ClientConnection client not None, uint32_t start, uint32_t slo
 
 
 def shadows(ClientConnection client not None, uint32_t start, uint32_t slots, uint64_t most_text=ANY_TEXT) -> tuple:
-    """([(account, row as in subscriptions())], next): what those in these slots get of accounts that export streams."""
+    """([(account, number, row as in subscriptions())], next): what those in these slots get of accounts that export.
+
+    The number is that of the stream import among those of a subscription, from 1.
+    """
     cdef list rows = []
     cdef uint64_t end, text = 0
     cdef uint32_t i
@@ -110,10 +137,11 @@ def shadows(ClientConnection client not None, uint32_t start, uint32_t slots, ui
     end = min(<uint64_t>start + slots, <uint64_t>client.subs.mask + 1)
     for i in range(start, <uint32_t>end):
         if client.subs.slots[i]:
-            for address, stream in client.shadows.cast_by.get(<size_t>slot_item(client.subs.slots[i]), ()):
+            cast = client.shadows.cast_by.get(<size_t>slot_item(client.subs.slots[i]), ())
+            for number, (address, stream) in enumerate(cast, 1):
                 exporter = (<StreamImport>stream).exporter
                 row = subscription_row(exporter, <Sub *><size_t>address)
-                rows.append((exporter.account, row))
+                rows.append((exporter.account, number, row))
                 text += text_in(row)
             if text >= most_text:
                 end = <uint64_t>i + 1
@@ -123,11 +151,14 @@ def shadows(ClientConnection client not None, uint32_t start, uint32_t slots, ui
 
 def matching(Sublist sublist not None, bytes subject not None, uint32_t start, uint32_t most,
              uint64_t most_text=ANY_TEXT) -> tuple:
-    """([(cid, row as in subscriptions())], total) of this shard's subscriptions that a message would reach."""
+    """([(cid, number, row)], total) of this shard's subscriptions that a message would reach: rows and numbers as in
+    shadows(), 0 for clients of this account.
+    """
     cdef bytes padded = subject + bytes(SLACK)
     cdef const uint8_t *s = padded
     cdef Entry *entry = sublist.find(s, len(subject), hash_bytes(s, len(subject), sublist.seed))
     cdef list rows = []
+    cdef set told = set()
     cdef uint64_t total
     cdef uint64_t end, text = 0
     cdef uint32_t i
@@ -140,8 +171,8 @@ def matching(Sublist sublist not None, bytes subject not None, uint32_t start, u
     end = min(<uint64_t>start + most, total)
     for i in range(start, <uint32_t>end):
         sub = entry.targets[i].sub
-        row = subscription_row(sublist, sub)
-        rows.append((cid_of(sub), row))
+        number, row = cast_in(sublist, sub, subject, told)
+        rows.append((cid_of(sub), number, row))
         text += text_in(row)
         if text >= most_text:
             break

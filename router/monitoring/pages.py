@@ -336,7 +336,7 @@ class Pages:
             # Of a client that moved meanwhile; what was delivered moved with it.
             listed = await moving_clients.once_of_many(
                 listed,
-                key=lambda row: (row.cid, row.sid, row.account, row.subject) if row.cid else id(row),
+                key=lambda row: (row.cid, row.sid, row.stream, row.subject) if row.cid else id(row),
                 age=lambda row: row.msgs,
             )
             # nats-server always has subscriptions of its own, so its list is empty only for a search.

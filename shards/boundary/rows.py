@@ -28,6 +28,7 @@ class SubscriptionRow(PageStruct):
     max_msgs: int  # 0: none
     cid: int
     account: str = ""  # "": as in its connection's row
+    stream: int = 0  # which of the streams of other accounts that it gets, whose subject is the exporter's; 0: none
 
 
 class ConnectionRow(PageStruct):

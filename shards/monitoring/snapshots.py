@@ -434,7 +434,10 @@ class Snapshots:
                     found, _count = census.matching(sublist, subject, at, most, STEP_TEXT)
                     if not found:  # they were removed meanwhile
                         break
-                    listed = [SubscriptionRow(*fields, cid, account) for cid, fields in found]
+                    listed = [
+                        SubscriptionRow(*fields, cid, self._account_of(cid) or account, number)
+                        for cid, number, fields in found
+                    ]
                     for portion, weight in _portions(listed):
                         yield rows.SubscriptionsPart(sum(counts), portion)
                         weighed += weight
@@ -475,6 +478,11 @@ class Snapshots:
                     break
             part.total = total
         yield part
+
+    def _account_of(self, cid: int) -> str:
+        """The account of an open client; "": there is none."""
+        session = self._clients.open.get(cid)
+        return "" if session is None else session.account
 
     async def _sublist_counters(self, query: rows.SublistQuery, pace: Pace) -> AsyncIterator[rows.SublistPart]:
         lookups = self._fanout.in_msgs + self._fanout.link_in_msgs  # of all accounts: not counted per account
@@ -677,8 +685,8 @@ async def _steps_in(
     while True:
         found, at = census.shadows(session.connection, at, STEP_IMPORTERS, STEP_TEXT)
         cid = session.connection.cid
-        named = [SubscriptionRow(*row, cid, name.decode()) for name, row in found]
-        for portion in _portions([row for row in named if account in ("", row.account)]):
+        wanted = [one for one in found if account in ("", one[0].decode())]
+        for portion in _portions([SubscriptionRow(*row, cid, session.account, stream) for _, stream, row in wanted]):
             yield portion
         if not at:
             return

@@ -235,7 +235,7 @@ async def test_subscriptions_within_a_pattern_are_counted_in_many_turns(monkeypa
     site = Site()
     for number in (0, 1):
         found = [rows.SubscriptionRow(f"a.{sid}", "", str(sid), 0, 0, 1) for sid in range(500)]
-        site.shards.answers[number, rows.SubscriptionsQuery] = lambda _query, found=found: [
+        site.shards.answers[number, rows.SubscriptionsQuery] = lambda _query, found=found: [  # type: ignore[misc]
             rows.SubscriptionsPart(500, found)
         ]
     counted = asyncio.ensure_future(count_of(site, "a.*"))

@@ -217,7 +217,7 @@ class Steps(Pace):
             self.reads += 1
             self.most_reads = max(self.most_reads, self.reads)
             for row in found[0]:
-                fields = row if len(row) > 2 else row[1]
+                fields = row[-1] if isinstance(row[-1], tuple) else row
                 self.read += sum(map(len, fields[:3]))
             self.most_read = max(self.most_read, self.read)
             return found
