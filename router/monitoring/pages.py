@@ -323,25 +323,30 @@ class Pages:
             if not shows_list:
                 return _json(_subsz(facts, counters, query, 0) if shows_all else counters)
             listed: list[tuple[int, rows.SubscriptionRow]] = []
-            skip = offset
+            skip, matching = offset, 0
             for shard in _numbers(facts):
-                if len(listed) >= limit:
+                if len(listed) >= limit and not (test and shows_all):
                     break
                 question = rows.SubscriptionsQuery(skip, limit - len(listed), test, account)
                 parts = await self._questions.ask(shard, question, rows.SubscriptionsPart)
                 if any(part.is_over for part in parts):
                     raise BadQuery("too many long subscriptions for one page: ask for less with limit")
                 listed += [(shard, row) for part in parts for row in part.rows]
-                skip = max(0, skip - (parts[-1].total if parts else 0))
+                on_shard = parts[-1].total if parts else 0
+                skip = max(0, skip - on_shard)
+                matching += on_shard
             # Of a client that moved meanwhile; what was delivered moved with it.
             listed = await moving_clients.once_of_many(
                 listed,
                 key=lambda row: (row.cid, row.sid, row.stream, row.subject) if row.cid else id(row),
                 age=lambda row: row.msgs,
             )
+            total = len(listed)
+            if shows_all:  # 2.15 says how many there are, 2.9 how many are on this page
+                total = matching if test else counters["num_subscriptions"]
             # nats-server always has subscriptions of its own, so its list is empty only for a search.
             if not listed and (test or account or offset):
-                return _json(_subsz(facts, counters, query, 0) if shows_all else counters)
+                return _json(_subsz(facts, counters, query, total) if shows_all else counters)
             pace = Pace()
             texts = []
             for at in range(0, len(listed), ROWS_IN_ONE_STEP):
@@ -355,7 +360,7 @@ class Pages:
                     )
                 )
                 await pace()
-            document = _subsz(facts, counters, query, len(listed))
+            document = _subsz(facts, counters, query, total)
             return _with_list(document, "subscriptions_list", texts)
 
     async def accountz(self, query: PageQuery) -> bytes:
@@ -808,12 +813,12 @@ async def _connection(
     return document
 
 
-def _subsz(facts: Facts, counters: Document, query: PageQuery, listed: int) -> Document:
+def _subsz(facts: Facts, counters: Document, query: PageQuery, total: int) -> Document:
     """The page without its list."""
     return {
         **aggregate.head(facts),
         **counters,
-        "total": listed,
+        "total": total,
         "offset": query.offset,
         "limit": query.limit,
     }

@@ -168,6 +168,35 @@ async def test_a_page_of_subscriptions_goes_on_where_the_shard_before_ended() ->
     assert [row["subject"] for row in page["subscriptions_list"]] == ["s.0.2", "s.1.0", "s.1.1"]
 
 
+@pytest.mark.parametrize(
+    ("query", "older", "newer"),
+    [
+        ("limit=3", (3, 3), (6, 3)),
+        ("offset=5&limit=3", (1, 1), (6, 1)),
+        ("offset=99", (None, 0), (6, 0)),
+        ("test=s&limit=1", (1, 1), (4, 1)),
+        ("test=s&offset=99", (None, 0), (4, 0)),
+    ],
+)
+@pytest.mark.parametrize("compatibility", ["2.9", "2.15"])
+async def test_the_total_of_subscriptions_is_of_the_page_and_in_2_15_of_all_that_match(
+    query: str, older: tuple[int | None, int], newer: tuple[int, int], compatibility: str
+) -> None:
+    site = Site(options=Options(compatibility=compatibility))
+    for number in (0, 1):
+        every = [rows.SubscriptionRow(f"s.{number}.{i}", "", "1", 0, 0, 1, "$G") for i in range(3)]
+
+        def answer(query: rows.SubscriptionsQuery, every: list[Any] = every) -> list[Any]:
+            found = every[:2] if query.test else every
+            return [rows.SubscriptionsPart(len(found), found[query.offset : query.offset + query.most])]
+
+        site.shards.answers[number, rows.SubscriptionsQuery] = answer
+        site.shards.answers[number, rows.SublistQuery] = lambda _query: [rows.SublistPart(3, 0, 0, 0, 0, 0, 0, 0)]
+    page = await site.get("/subsz", f"subs=1&{query}")
+    found = page.get("total"), len(page.get("subscriptions_list", ()))
+    assert found == (newer if compatibility == "2.15" else older)
+
+
 async def test_many_who_want_the_same_look_cost_one() -> None:
     site = Site()
     site.shards.may_answer.clear()
@@ -361,6 +390,7 @@ async def test_no_shard_is_asked_for_subscriptions_when_the_page_is_full() -> No
     site = Site()
     found = [rows.SubscriptionRow(f"s.{i}", "", "1", 0, 0, 1, "$G") for i in range(2)]
     site.shards.answers[0, rows.SubscriptionsQuery] = lambda _query: [rows.SubscriptionsPart(2, found)]
+    site.shards.answers[0, rows.SublistQuery] = lambda _query: [rows.SublistPart(2, 0, 0, 0, 0, 0, 0, 0)]
     page = await site.get("/subsz", "subs=1&limit=2")
     assert (page["total"], len(page["subscriptions_list"])) == (2, 2)
     assert [number for number, query in site.shards.asked if isinstance(query, rows.SubscriptionsQuery)] == [0]
