@@ -3,7 +3,8 @@
 
 For monitoring. It changes and keeps nothing, so it may be called at any time between two rounds. Long results are
 returned in slices: pass `start`, get `next`, which is 0 at the end. If a table grows or shrinks between two slices, an
-item may appear twice or not at all; `layout` shows whether it did. Cost: some 100 ns per slot, 300 ns per row.
+item may appear twice or not at all; `layout` shows whether it did. Cost: some 100 ns per slot, 300 ns per row, and as
+much again for each 100 characters: a slice also ends where its rows have `most_text` of them.
 """
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
@@ -13,9 +14,10 @@ from gnatswarm.broker.connection cimport ClientConnection
 from gnatswarm.broker.link cimport SiblingLink
 from gnatswarm.broker.outbuf cimport OutBuf, out_pending
 from gnatswarm.broker.peer cimport Peer
-from gnatswarm.broker.interest cimport NO_MAX, Node, QueueName, Sub
+from gnatswarm.broker.interest cimport NO_MAX, SUB_SHADOW, Node, QueueName, Shadow, Sub
 from gnatswarm.broker.entry cimport Earlier, Entry
 from gnatswarm.broker.rules cimport StreamImport
+from gnatswarm.broker.subject cimport subject_matches
 from gnatswarm.broker.sublist cimport CACHE_WAYS, Sublist
 from gnatswarm.broker.table cimport slot_item
 from gnatswarm.broker.word cimport SLACK, hash_bytes
@@ -23,30 +25,57 @@ from gnatswarm.broker.word cimport SLACK, hash_bytes
 from gnatswarm.broker.census_counts import ConnectionCounts, FoldedCounts, LinkCounts
 
 
+cdef uint64_t ANY_TEXT = <uint64_t>-1
+
+
 cdef str text_of(const uint8_t *at, size_t size):
     return at[:size].decode("utf-8", "replace")
 
 
-cdef str subject_text(Sublist sublist, const Node *node):
+cdef bytes subject_bytes(Sublist sublist, const Node *node):
     cdef uint8_t small[512]
     cdef size_t size = sublist.subject_of(node, small, sizeof(small))
     cdef bytearray large
     if size <= sizeof(small):
-        return text_of(small, size)
+        return small[:size]
     large = bytearray(size)
     sublist.subject_of(node, large, size)
-    return large.decode("utf-8", "replace")
+    return bytes(large)
 
 
 cdef tuple subscription_row(Sublist sublist, Sub *sub):
-    """(subject, queue, sid, messages delivered, max)"""
+    """(subject, queue, sid, messages delivered, max); of a Shadow, sid and messages of the client's subscription."""
+    cdef Sub *named = (<Shadow *>sub).parent if sub.key.kind == SUB_SHADOW else sub
     cdef QueueName *name
     cdef str queue = ""
     if sub.group != NULL:
         name = sub.group.name
         queue = text_of(<uint8_t *>name + sizeof(QueueName), name.key.size)
-    return (subject_text(sublist, sub.node), queue, text_of(<uint8_t *>sub + sizeof(Sub), sub.key.size),
-            sub.delivered, 0 if sub.max_msgs == NO_MAX else sub.max_msgs)
+    return (subject_bytes(sublist, sub.node).decode("utf-8", "replace"), queue,
+            text_of(<uint8_t *>named + sizeof(Sub), named.key.size), named.delivered,
+            0 if sub.max_msgs == NO_MAX else sub.max_msgs)
+
+
+cdef tuple cast_in(Sublist exporter, Sub *sub, bytes subject, set told):
+    """(number, row) of the Shadow through which a client's subscription gets this subject of another account.
+
+    (0, its own row): it is one of this account. The number is its place among those of the subscription, from 1. Those
+    in `told` have been returned before.
+    """
+    cdef ClientConnection client
+    cdef Sub *shadow
+    cdef bytes wanted
+    if sub.out.peer != NULL and isinstance(<Peer>sub.out.peer, ClientConnection):
+        client = <ClientConnection>sub.out.peer
+        if client.sublist is not exporter and client.shadows is not None:
+            for number, (address, stream) in enumerate(client.shadows.cast_by.get(<size_t>sub, ()), 1):
+                shadow = <Sub *><size_t>address
+                if (<StreamImport>stream).exporter is exporter and address not in told:
+                    wanted = subject_bytes(exporter, shadow.node)
+                    if subject_matches(wanted, len(wanted), subject, len(subject)):
+                        told.add(address)
+                        return number, subscription_row(exporter, shadow)
+    return 0, subscription_row(exporter, sub)
 
 
 def counters(ClientConnection client not None) -> ConnectionCounts:
@@ -62,15 +91,20 @@ def link_counters(SiblingLink link not None) -> LinkCounts:
     return LinkCounts(link.in_msgs, link.out.msgs, link.in_bytes, link.out.payload_bytes, out_pending(&link.out))
 
 
+cdef inline uint64_t text_in(tuple row):
+    return len(<str>row[0]) + len(<str>row[1]) + len(<str>row[2])
+
+
 def layout(ClientConnection client not None) -> int:
     """A number that changes when the client's table of subscriptions grows or shrinks."""
     return client.subs.mask
 
 
-def subscriptions(ClientConnection client not None, uint32_t start, uint32_t slots, bint queued_only=False) -> tuple:
+def subscriptions(ClientConnection client not None, uint32_t start, uint32_t slots, bint queued_only=False,
+                  uint64_t most_text=ANY_TEXT) -> tuple:
     """([(subject, queue, sid, messages delivered, max)], next) of `slots` slots of the client's table."""
     cdef list rows = []
-    cdef uint64_t end
+    cdef uint64_t end, text = 0
     cdef uint32_t i
     cdef Sub *sub
     if client.subs.slots == NULL or start > client.subs.mask:
@@ -80,14 +114,22 @@ def subscriptions(ClientConnection client not None, uint32_t start, uint32_t slo
         if client.subs.slots[i]:
             sub = <Sub *>slot_item(client.subs.slots[i])
             if sub.group != NULL or not queued_only:
-                rows.append(subscription_row(client.sublist, sub))
+                row = subscription_row(client.sublist, sub)
+                rows.append(row)
+                text += text_in(row)
+                if text >= most_text:
+                    end = <uint64_t>i + 1
+                    break
     return rows, 0 if end > client.subs.mask else end
 
 
-def shadows(ClientConnection client not None, uint32_t start, uint32_t slots) -> tuple:
-    """([(account, row as in subscriptions())], next): what those in these slots get of accounts that export streams."""
+def shadows(ClientConnection client not None, uint32_t start, uint32_t slots, uint64_t most_text=ANY_TEXT) -> tuple:
+    """([(account, number, row as in subscriptions())], next): what those in these slots get of accounts that export.
+
+    The number is that of the stream import among those of a subscription, from 1.
+    """
     cdef list rows = []
-    cdef uint64_t end
+    cdef uint64_t end, text = 0
     cdef uint32_t i
     cdef Sublist exporter
     if client.shadows is None or client.subs.slots == NULL or start > client.subs.mask:
@@ -95,20 +137,30 @@ def shadows(ClientConnection client not None, uint32_t start, uint32_t slots) ->
     end = min(<uint64_t>start + slots, <uint64_t>client.subs.mask + 1)
     for i in range(start, <uint32_t>end):
         if client.subs.slots[i]:
-            for address, stream in client.shadows.cast_by.get(<size_t>slot_item(client.subs.slots[i]), ()):
+            cast = client.shadows.cast_by.get(<size_t>slot_item(client.subs.slots[i]), ())
+            for number, (address, stream) in enumerate(cast, 1):
                 exporter = (<StreamImport>stream).exporter
-                rows.append((exporter.account, subscription_row(exporter, <Sub *><size_t>address)))
+                row = subscription_row(exporter, <Sub *><size_t>address)
+                rows.append((exporter.account, number, row))
+                text += text_in(row)
+            if text >= most_text:
+                end = <uint64_t>i + 1
+                break
     return rows, 0 if end > client.subs.mask else end
 
 
-def matching(Sublist sublist not None, bytes subject not None, uint32_t start, uint32_t most) -> tuple:
-    """([(cid, row as in subscriptions())], total) of this shard's subscriptions that a message would reach."""
+def matching(Sublist sublist not None, bytes subject not None, uint32_t start, uint32_t most,
+             uint64_t most_text=ANY_TEXT) -> tuple:
+    """([(cid, number, row)], total) of this shard's subscriptions that a message would reach: rows and numbers as in
+    shadows(), 0 for clients of this account.
+    """
     cdef bytes padded = subject + bytes(SLACK)
     cdef const uint8_t *s = padded
     cdef Entry *entry = sublist.find(s, len(subject), hash_bytes(s, len(subject), sublist.seed))
     cdef list rows = []
+    cdef set told = set()
     cdef uint64_t total
-    cdef uint64_t end
+    cdef uint64_t end, text = 0
     cdef uint32_t i
     cdef Sub *sub
     if entry == NULL:
@@ -119,7 +171,11 @@ def matching(Sublist sublist not None, bytes subject not None, uint32_t start, u
     end = min(<uint64_t>start + most, total)
     for i in range(start, <uint32_t>end):
         sub = entry.targets[i].sub
-        rows.append((cid_of(sub), subscription_row(sublist, sub)))
+        number, row = cast_in(sublist, sub, subject, told)
+        rows.append((cid_of(sub), number, row))
+        text += text_in(row)
+        if text >= most_text:
+            break
     return rows, total
 
 

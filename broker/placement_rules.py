@@ -37,26 +37,43 @@ def glob_matches(pattern: str, text: str) -> bool:
     return True
 
 
+class SubjectPattern:
+    """A pattern with which many subscriptions are compared; each comparison takes as long as the shorter text."""
+
+    __slots__ = ("_tokens",)
+
+    def __init__(self, pattern: str) -> None:
+        self._tokens = pattern.split(".")
+
+    def covers(self, subject: str) -> bool:
+        """Whether all that a subscription to `subject` can receive is within it; both are valid subscriptions."""
+        narrow = subject.split(".", len(self._tokens))
+        for at, token in enumerate(self._tokens):
+            if token == ">":
+                return at < len(narrow)
+            if at == len(narrow) or (token != narrow[at] and (token != "*" or narrow[at] == ">")):
+                return False
+        return len(self._tokens) == len(narrow)
+
+    def overlaps(self, other: str) -> bool:
+        """Whether there is a subject that both patterns match."""
+        tokens = other.split(".", len(self._tokens))
+        for token, opposite in zip(self._tokens, tokens, strict=False):
+            if ">" in (token, opposite):
+                return True
+            if token != opposite and "*" not in (token, opposite):
+                return False
+        return len(self._tokens) == len(tokens)
+
+
 def subject_covers(pattern: str, subject: str) -> bool:
     """Whether all that a subscription to `subject` can receive is within `pattern`; both are valid subscriptions."""
-    wide, narrow = pattern.split("."), subject.split(".")
-    for at, token in enumerate(wide):
-        if token == ">":
-            return at < len(narrow)
-        if at == len(narrow) or (token != narrow[at] and (token != "*" or narrow[at] == ">")):
-            return False
-    return len(wide) == len(narrow)
+    return SubjectPattern(pattern).covers(subject)
 
 
 def subjects_overlap(one: str, other: str) -> bool:
     """Whether there is a subject that both patterns match."""
-    first, second = one.split("."), other.split(".")
-    for token, opposite in zip(first, second, strict=False):
-        if ">" in (token, opposite):
-            return True
-        if token != opposite and "*" not in (token, opposite):
-            return False
-    return len(first) == len(second)
+    return SubjectPattern(one).overlaps(other)
 
 
 class Patterns:

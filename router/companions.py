@@ -87,7 +87,7 @@ class Companions:
         self._echo = ReloadEcho(notifier, self._on_confirmed)
         # Of accounts, and of publishers: all that have limits in some shard.
         self._counted: tuple[list[bytes], list[bytes]] = counted_names.all_of(broker.options)
-        self._system = SystemAccount(broker, broker, self.monitoring)
+        self._system = SystemAccount(broker, broker, self.monitoring, took_over=broker.left is not None)
         self._monitoring: MonitoringState | None = None
         self._monitor: Monitor | None = None
         self._operators: OperatorServer | None = None

@@ -405,15 +405,15 @@ def connection(
         document["authorized_user"] = row.user or "[REDACTED]"  # (2.9 shows the token here)
     if shows_user and row.account not in ("", GLOBAL_ACCOUNT):
         document["account"] = row.account
-    if shows_user and has_tags:
+    if shows_user and has_tags and (row.account not in ("", GLOBAL_ACCOUNT) or not row.stop_us):  # as there
         document["name_tag"] = row.account or GLOBAL_ACCOUNT
     if subs == "list" and row.subs:
         document["subscriptions_list"] = [sub.subject for sub in row.subs]
     elif subs == "detail" and row.subs:
-        # nats-server shows the account of closed connections as well.
+        # Of closed connections nats-server shows the account as well, and no `max`.
         account = (row.account or GLOBAL_ACCOUNT) if row.stop_us else ""
         document["subscriptions_list_detail"] = [
-            subscription(sub, account=account, has_tag=has_tags) for sub in row.subs
+            subscription(sub, account=account, has_tag=has_tags, is_closed=row.stop_us > 0) for sub in row.subs
         ]
     document["shard"] = shard
     if row.moved_us:
@@ -439,7 +439,12 @@ def client(facts: Facts, shard: int, row: ConnectionRow) -> Document:
 
 
 def subscription(
-    row: SubscriptionRow, *, account: str = "", shard: int | None = None, has_tag: bool = False
+    row: SubscriptionRow,
+    *,
+    account: str = "",
+    shard: int | None = None,
+    has_tag: bool = False,
+    is_closed: bool = False,
 ) -> Document:
     """One subscription, in /connz or (with its account) in /subsz."""
     document: Document = {"account": account} if account else {}
@@ -449,7 +454,7 @@ def subscription(
     if row.queue:
         document["qgroup"] = row.queue
     document |= {"sid": row.sid, "msgs": row.msgs}
-    if row.max_msgs:
+    if row.max_msgs and not is_closed:
         document["max"] = row.max_msgs
     document["cid"] = row.cid
     if shard is not None:

@@ -7,15 +7,27 @@ those that no answer has are asked for again where they went. Costs nothing whil
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from gnatswarm.shards.boundary.pace import Pace
-from gnatswarm.shards.boundary.rows import ClientPart, ConnectionRow, ConnectionsPart, ConnectionsQuery, is_found, order
+from gnatswarm.shards.boundary.rows import (
+    AccountsPart,
+    ClientPart,
+    ConnectionRow,
+    ConnectionsPart,
+    ConnectionsQuery,
+    PassingRow,
+    is_found,
+    order,
+)
 
 # Asks one shard about these clients.
 Ask = Callable[[int, list[int]], Awaitable[list[ConnectionsPart]]]
+AskOfAccounts = Callable[[int, list[int]], Awaitable[list[AccountsPart]]]
 Row = TypeVar("Row")
+Part = TypeVar("Part")
 Lists = list[tuple[int, list[ConnectionRow]]]
 
 # A client that moves on while it is asked for is followed so often.
@@ -73,6 +85,40 @@ async def settled(
             wanted = [row for row in found if is_found(row, query)]
             lists = [*lists, (shard, sorted(wanted, key=order(query.sort, query.now_us)))]
     return lists, sum(len(rows) for _, rows in lists) - counted if is_whole else more
+
+
+async def uncounted(first_parts: Mapping[int, AccountsPart], ask: AskOfAccounts) -> Counter[str]:
+    """By account, how many more clients there are than the shards have counted; fewer, where some were counted twice.
+
+    Exact for clients that move once meanwhile.
+    """
+    more: Counter[str] = Counter()
+    left: dict[int, PassingRow] = {}  # by cid, what its latest shard says
+    for row in (row for part in first_parts.values() for row in part.left):
+        if row.cid not in left or left[row.cid].moved_us < row.moved_us:
+            left[row.cid] = row
+    came = {(row.cid, shard): row for shard, part in first_parts.items() for row in part.came}
+    gone = {shard: {row.cid for row in part.left} for shard, part in first_parts.items()}
+    counted_us = {shard: part.counted_us for shard, part in first_parts.items()}
+    for (cid, shard), row in came.items():
+        more[row.account] -= _is_counted_twice(cid, shard, row.shard, row.moved_us, gone, counted_us)
+    missing = {cid: row for cid, row in left.items() if (cid, row.shard) not in came and row.shard in first_parts}
+    for _ in range(MOST_HOPS):
+        by_shard: dict[int, list[int]] = {}
+        for cid, row in missing.items():
+            by_shard.setdefault(row.shard, []).append(cid)
+        known, missing = missing, {}
+        for shard, cids in by_shard.items():
+            for part in await ask(shard, cids):
+                here = {row.cid for row in part.came} | set(part.coming)
+                for row in part.came:
+                    more[row.account] += row.moved_us > counted_us[shard]  # else it was counted there
+                more.update(known[cid].account for cid in part.coming)
+                for row in part.left:  # those that it left before it came are older
+                    is_news = row.cid in known and row.moved_us > known[row.cid].moved_us
+                    if is_news and row.cid not in here and row.shard in first_parts:
+                        missing[row.cid] = row
+    return more
 
 
 async def reaches(shards: Sequence[int], tell: Callable[[int], Awaitable[list[ClientPart]]]) -> bool:
@@ -157,17 +203,24 @@ def _age(row: ConnectionRow) -> tuple[bool, int]:
 
 
 def _counted_twice(first_parts: Mapping[int, ConnectionsPart], came: Mapping[tuple[int, int], tuple[int, int]]) -> int:
-    """How many clients were counted by the shard that they left, and later by the one that they came to.
-
-    A shard that counted after they had come elsewhere has their shard's number, and is another process.
-    """
+    """How many clients were counted by the shard that they left, and later by the one that they came to."""
     gone: dict[int, set[int]] = {shard: {row.cid for _, row in part.left} for shard, part in first_parts.items()}
+    counted_us = {shard: part.counted_us for shard, part in first_parts.items()}
     return sum(
-        old in gone and cid not in gone[old] and cid not in gone[shard] and first_parts[old].counted_us < moved_us
-        for (cid, shard), (old, moved_us) in came.items()
+        _is_counted_twice(cid, shard, old, moved_us, gone, counted_us) for (cid, shard), (old, moved_us) in came.items()
     )
 
 
-def first_parts(answers: Sequence[tuple[int, Sequence[ConnectionsPart]]]) -> dict[int, ConnectionsPart]:
+def _is_counted_twice(
+    cid: int, shard: int, old: int, moved_us: int, gone: Mapping[int, set[int]], counted_us: Mapping[int, int]
+) -> bool:
+    """Whether the client was counted by the shard that it left, and by this one.
+
+    A shard that counted after it had come here has the old shard's number, and is another process.
+    """
+    return old in gone and cid not in gone[old] and cid not in gone[shard] and counted_us[old] < moved_us
+
+
+def first_parts(answers: Sequence[tuple[int, Sequence[Part]]]) -> dict[int, Part]:
     """The part of each answer that has the counts."""
     return {shard: parts[0] for shard, parts in answers if parts}

@@ -169,6 +169,7 @@ class Pages:
         """Statistics of these accounts, or of all; without `unused` only of those that have connections."""
         async with self._turn(is_vital=is_vital):
             answers = await self._ask_all(facts, rows.AccountsQuery(names=tuple(names)), rows.AccountsPart)
+            more = await self._uncounted(answers, names)
         leafs = Counter(row.account for row in await self._leafs()) if facts.options.has_gateway else Counter[str]()
         is_like_newer = facts.options.is_like_newer
         asked = frozenset(names)
@@ -178,6 +179,9 @@ class Pages:
             for part in parts:
                 aggregate.add_accounts(sums, part.rows)
                 await pace()
+        for name, connections in more.items():
+            if name in sums:
+                sums[name].connections = max(0, sums[name].connections + connections)
         found: list[Document] = []
         wanted = list(sums.values())
         for at in range(0, len(wanted), ROWS_IN_ONE_STEP):
@@ -189,6 +193,18 @@ class Pages:
             ]
             await pace()
         return found
+
+    async def _uncounted(
+        self, answers: list[tuple[int, list[rows.AccountsPart]]], names: Collection[str] = ()
+    ) -> Counter[str]:
+        """By account, how many clients move and were not counted by the shards, less those that two have counted."""
+
+        async def ask(shard: int, cids: list[int]) -> list[rows.AccountsPart]:
+            return await self._questions.ask(
+                shard, rows.AccountsQuery(names=tuple(names), cids=cids), rows.AccountsPart
+            )
+
+        return await moving_clients.uncounted(moving_clients.first_parts(answers), ask)
 
     async def connz(self, query: PageQuery, subject: str = "") -> bytes:
         """Connections, closed ones and open ones; of these, with `subject`, the ones that subscribe to some of it.
@@ -307,25 +323,30 @@ class Pages:
             if not shows_list:
                 return _json(_subsz(facts, counters, query, 0) if shows_all else counters)
             listed: list[tuple[int, rows.SubscriptionRow]] = []
-            skip = offset
+            skip, matching = offset, 0
             for shard in _numbers(facts):
-                if len(listed) >= limit:
+                if len(listed) >= limit and not (test and shows_all):
                     break
                 question = rows.SubscriptionsQuery(skip, limit - len(listed), test, account)
                 parts = await self._questions.ask(shard, question, rows.SubscriptionsPart)
                 if any(part.is_over for part in parts):
                     raise BadQuery("too many long subscriptions for one page: ask for less with limit")
                 listed += [(shard, row) for part in parts for row in part.rows]
-                skip = max(0, skip - (parts[-1].total if parts else 0))
+                on_shard = parts[-1].total if parts else 0
+                skip = max(0, skip - on_shard)
+                matching += on_shard
             # Of a client that moved meanwhile; what was delivered moved with it.
             listed = await moving_clients.once_of_many(
                 listed,
-                key=lambda row: (row.cid, row.sid, row.account, row.subject) if row.cid else id(row),
+                key=lambda row: (row.cid, row.sid, row.stream, row.subject) if row.cid else id(row),
                 age=lambda row: row.msgs,
             )
+            total = len(listed)
+            if shows_all:  # 2.15 says how many there are, 2.9 how many are on this page
+                total = matching if test else counters["num_subscriptions"]
             # nats-server always has subscriptions of its own, so its list is empty only for a search.
             if not listed and (test or account or offset):
-                return _json(_subsz(facts, counters, query, 0) if shows_all else counters)
+                return _json(_subsz(facts, counters, query, total) if shows_all else counters)
             pace = Pace()
             texts = []
             for at in range(0, len(listed), ROWS_IN_ONE_STEP):
@@ -339,7 +360,7 @@ class Pages:
                     )
                 )
                 await pace()
-            document = _subsz(facts, counters, query, len(listed))
+            document = _subsz(facts, counters, query, total)
             return _with_list(document, "subscriptions_list", texts)
 
     async def accountz(self, query: PageQuery) -> bytes:
@@ -792,12 +813,12 @@ async def _connection(
     return document
 
 
-def _subsz(facts: Facts, counters: Document, query: PageQuery, listed: int) -> Document:
+def _subsz(facts: Facts, counters: Document, query: PageQuery, total: int) -> Document:
     """The page without its list."""
     return {
         **aggregate.head(facts),
         **counters,
-        "total": listed,
+        "total": total,
         "offset": query.offset,
         "limit": query.limit,
     }

@@ -10,6 +10,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
+from gnatswarm.broker.options import GLOBAL_ACCOUNT
 from gnatswarm.router.supervision.broker_view import cluster_of
 from gnatswarm.router.supervision.supervision import Phase
 from gnatswarm.shards.boundary.control import (
@@ -40,9 +41,19 @@ CONNECTIONS_EVERY_S = 30.0
 
 
 class SystemAccount:
-    """The system account of one broker. `monitoring` returns the monitoring state, which the first call creates."""
+    """The system account of one broker. `monitoring` returns the monitoring state, which the first call creates.
 
-    def __init__(self, view: BrokerView, channels: ShardChannels, monitoring: Callable[[], MonitoringState]) -> None:
+    `took_over`: from another router, which has said what this one does not know.
+    """
+
+    def __init__(
+        self,
+        view: BrokerView,
+        channels: ShardChannels,
+        monitoring: Callable[[], MonitoringState],
+        *,
+        took_over: bool = False,
+    ) -> None:
         self._view = view
         self._channels = channels
         self._monitoring = monitoring
@@ -53,6 +64,7 @@ class SystemAccount:
         self._changed: set[str] = set()  # accounts whose connections are to be published
         self._said: dict[str, int] = {}  # by account the number that was published last
         self._doubtful: set[str] = set()  # accounts whose number is to be published if it is another one now
+        self._doubts_all = took_over  # until it has said the number of every account that has connections
         self._is_saying_changes = False
         self._next_statsz: asyncio.TimerHandle | None = None
         self._statsz_s = FIRST_STATSZ_S
@@ -97,7 +109,12 @@ class SystemAccount:
     def on_shard_gone(self) -> None:
         """A shard's process has ended, with clients perhaps, of which no shard says anything any more."""
         if self._view.options.has_system_users:
-            self._doubtful.update(account for account, connections in self._said.items() if connections)
+            if self._doubts_all:
+                options = self._view.options
+                own = options.system_account, GLOBAL_ACCOUNT
+                self._doubtful.update((*own, *(account.name for account in options.accounts)))
+            else:
+                self._doubtful.update(account for account, connections in self._said.items() if connections)
             if self._doubtful:
                 self._say_changes_soon()
 
@@ -163,6 +180,8 @@ class SystemAccount:
             self._said[account] = connections
             if account not in doubtful or before.get(account) != connections:
                 self._publish(subject, payload)
+        if not accounts:
+            self._doubts_all = False
 
     def _on_statsz_due(self) -> None:
         self._next_statsz = None

@@ -15,7 +15,7 @@ import orjson
 
 from gnatswarm.broker import advisory
 from gnatswarm.broker.advisory import Document, ServerIdentity
-from gnatswarm.broker.placement_rules import subject_covers
+from gnatswarm.broker.placement_rules import SubjectPattern
 from gnatswarm.broker.subject import is_literal, is_valid_subscription
 from gnatswarm.router.monitoring import aggregate, moving_clients
 from gnatswarm.router.monitoring.page_query import DEFAULT_LIMIT, BadQuery, PageQuery
@@ -289,6 +289,8 @@ class SystemAnswers:
         if account not in facts.accounts:
             raise Unasked
         raw = wanted.encode("utf-8", "surrogateescape")
+        if len(raw) > self._view.options.limits.max_control_line_bytes:  # too long for any client
+            return b"0"
         if any(character.isspace() for character in wanted) or not is_valid_subscription(raw):
             return b"0"
         try:
@@ -299,6 +301,7 @@ class SystemAnswers:
     async def _count_subscriptions(self, facts: Facts, account: str, wanted: str, queue: str) -> int:
         """Subscriptions that would get this message, or are within this pattern; with `queue` of that group alone."""
         test = wanted if is_literal(wanted.encode("utf-8", "surrogateescape")) else ""
+        pattern, pace = SubjectPattern(wanted), Pace()
         count = compared = 0
         for shard in (shard.shard for shard in facts.shards if shard.pid):
             offset = 0
@@ -310,10 +313,9 @@ class SystemAnswers:
                     count += parts[0].total if parts else 0
                     break
                 found = [row for part in parts for row in part.rows]
-                count += sum(
-                    (not queue or row.queue == queue) and (bool(test) or subject_covers(wanted, row.subject))
-                    for row in found
-                )
+                for row in found:
+                    count += (not queue or row.queue == queue) and (bool(test) or pattern.covers(row.subject))
+                    await pace()
                 compared += len(found)
                 if compared > MOST_COMPARED:
                     raise Unasked

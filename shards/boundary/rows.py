@@ -28,6 +28,7 @@ class SubscriptionRow(PageStruct):
     max_msgs: int  # 0: none
     cid: int
     account: str = ""  # "": as in its connection's row
+    stream: int = 0  # which of the streams of other accounts that it gets, whose subject is the exporter's; 0: none
 
 
 class ConnectionRow(PageStruct):
@@ -369,6 +370,7 @@ class AccountsQuery(Question, tag="accstatz"):
 
     counts_clients: bool = True  # False: only what is known without a look at every client
     names: tuple[str, ...] = ()  # only these; (): all
+    cids: list[int] = []  # no accounts, but where these clients are; []: the accounts
 
 
 class AccountRow(PageStruct):
@@ -411,10 +413,24 @@ class AccountRow(PageStruct):
         return self.out_bytes + self.left_out_bytes
 
 
+class PassingRow(PageStruct):
+    """A client that has lately left for another shard, or come from one."""
+
+    cid: int
+    shard: int  # the other one
+    moved_us: int  # when it came to the shard that says so; 0: it was accepted there
+    account: str
+
+
 class AccountsPart(PageStruct):
     """All accounts that have ever had a client on this shard, or those of `names`."""
 
     rows: list[AccountRow]
+    # In the first part, for `router.monitoring.moving_clients`:
+    counted_us: int = 0  # when connections were counted
+    left: list[PassingRow] = []
+    came: list[PassingRow] = []  # those that are still here; of `cids` all that are here
+    coming: list[int] = []  # of `cids`: those that are about to come
 
 
 class DeniedQuery(Question, tag="deniedz"):

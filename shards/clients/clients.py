@@ -394,6 +394,11 @@ class Clients:
         """Whether this client cannot move: its TLS is here, and this process does not stay for it."""
         return session.has_tls_here and self.relay is None
 
+    @property
+    def most_subject_bytes(self) -> int:
+        """No client may publish or subscribe to a longer subject."""
+        return self._limits.max_control_line_bytes
+
     def is_expected(self, cid: int) -> bool:
         """Whether a client of another shard is about to go on here."""
         return cid in self._expected

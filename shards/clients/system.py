@@ -548,7 +548,7 @@ class System:
         sublist = self._mesh.account(self._account.encode())
         found, _count = census.matching(sublist, subject.encode(), 0, MOST_LAST_HEARERS)
         groups = set()
-        for cid, (pattern, queue, sid, _msgs, _most) in found:
+        for cid, _number, (pattern, queue, sid, _msgs, _most) in found:
             session = self._sessions.get(cid)
             if session is None or (queue and (pattern, queue) in groups):
                 continue

@@ -11,14 +11,14 @@ import asyncio
 import heapq
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from gnatswarm.broker import census
-from gnatswarm.broker.placement_rules import subjects_overlap
+from gnatswarm.broker.placement_rules import SubjectPattern
 from gnatswarm.shards.boundary import rows
 from gnatswarm.shards.boundary.control import SnapshotReply
 from gnatswarm.shards.boundary.pace import Pace
@@ -50,6 +50,10 @@ TEXT_OF_ONE = 256
 # Work of one step: some 100 µs.
 STEP_ROWS = 32
 STEP_SLOTS = 256
+# Characters of subscriptions that one step reads, or compares with a pattern; beside its text a subscription costs as
+# much as STEP_OF_ONE more.
+STEP_TEXT = 4096
+STEP_OF_ONE = 64
 # Of these each subscription may get streams of many accounts.
 STEP_IMPORTERS = 16
 # Characters of subscriptions of one slow consumer.
@@ -244,20 +248,19 @@ class Snapshots:
 
     async def _chosen(self, query: rows.ConnectionsQuery, pace: Pace) -> list[ConnectionRow]:
         """The chosen rows, in order; rows of open connections are without subscriptions."""
+        subscribed = _Subscribed(query.subject, self._clients.most_subject_bytes, pace)
         if query.cid:
             session = self._clients.open.get(query.cid) if query.state != "closed" else None
             if session is not None:
                 row = connection_row(session, wall_offset_us())
-                is_found = rows.is_found(row, query) and await _is_subscribed(session, query.subject, pace)
+                is_found = rows.is_found(row, query) and await subscribed.has(session)
                 return [row] if is_found else []
         runs: list[list[ConnectionRow]] = []
         key = rows.order(query.sort, query.now_us)
         if query.cids:
             known = [session for cid in query.cids if (session := self._clients.open.get(cid)) is not None]
             asked = [
-                session
-                for session in known
-                if _is_of_account(session.account, query) and await _is_subscribed(session, query.subject, pace)
+                session for session in known if _is_of_account(session.account, query) and await subscribed.has(session)
             ]
             return sorted((connection_row(session, wall_offset_us()) for session in asked), key=key)
         if query.state != "closed" and not query.cid:
@@ -275,7 +278,7 @@ class Snapshots:
                 step = [(connection_row(session, offset_us), session) for session in sessions[at : at + STEP_ROWS]]
                 step = [(row, session) for row, session in step if rows.is_found(row, query)]
                 if query.subject:
-                    step = [one for one in step if await _is_subscribed(one[1], query.subject, pace)]
+                    step = [one for one in step if await subscribed.has(one[1])]
                 run += [row for row, _session in step]
                 if len(run) >= RUN_ROWS and not is_in_order:
                     run.sort(key=key)
@@ -305,6 +308,10 @@ class Snapshots:
     async def _accounts(self, query: rows.AccountsQuery, pace: Pace) -> AsyncIterator[rows.AccountsPart]:
         # At once: whoever ends from here on is not in the sums of those who have ended, and is counted below.
         names = frozenset(query.names)
+        first = self._moving(query, names)
+        if query.cids:
+            yield first
+            return
         found = {
             name: msgspec.structs.replace(row)
             for name, row in self._clients.closed.by_account.items()
@@ -315,6 +322,8 @@ class Snapshots:
             for session in (self._clients.open.values() if query.counts_clients else ())
             if session.account and not session.reason and (not names or session.account in names)
         ]
+        for name, count in Counter(session.account for session in sessions).items():
+            found.setdefault(name, rows.AccountRow(name)).connections = count
         unwanted = list(self._recorder.unwanted_msgs.items()) if self._recorder is not None else []
         unwanted = [(name, count) for name, count in unwanted if not names or name in names]
         await pace()
@@ -331,8 +340,6 @@ class Snapshots:
                     row.in_bytes += connection.in_bytes
                     row.out_msgs += connection.out_msgs
                     row.out_bytes += connection.out_bytes
-                    if not session.reason:
-                        row.connections += 1
                 else:  # it has moved to another shard meanwhile
                     row.left_in_msgs += connection.in_msgs
                     row.left_in_bytes += connection.in_bytes
@@ -347,8 +354,34 @@ class Snapshots:
                     found.setdefault(name, rows.AccountRow(name)).subscriptions = sublist.n_subs
             await pace()
         accounts = list(found.values())
-        for at in range(0, len(accounts), PART_ROWS):
+        first.rows = accounts[:PART_ROWS]
+        yield first
+        for at in range(PART_ROWS, len(accounts), PART_ROWS):
             yield rows.AccountsPart(accounts[at : at + PART_ROWS])
+
+    def _moving(self, query: rows.AccountsQuery, names: frozenset[str]) -> rows.AccountsPart:
+        """Who has lately left this shard, and who has come; of `query.cids`, who is here and who is coming."""
+        part = rows.AccountsPart([], counted_us=time.time_ns() // 1000)
+        if not query.counts_clients:
+            return part
+        clients = self._clients
+        asked = frozenset(query.cids)
+        part.left = [
+            rows.PassingRow(row.cid, to, row.moved_us, row.account)
+            for to, row in clients.passing.left
+            if row.account and (not names or row.account in names) and (not asked or row.cid in asked)
+        ]
+        known = query.cids or [cid for cid, _old, _us in clients.passing.came]
+        part.came = [
+            rows.PassingRow(cid, session.came_from, session.moved_us, session.account)
+            for cid in dict.fromkeys(known)
+            if (session := clients.open.get(cid)) is not None
+            and session.account
+            and not session.reason
+            and (not names or session.account in names)
+        ]
+        part.coming = [cid for cid in query.cids if clients.is_expected(cid)]
+        return part
 
     async def _denied(self) -> AsyncIterator[rows.DeniedPart]:
         yield rows.DeniedPart(self._clients.denials.rows)
@@ -387,7 +420,10 @@ class Snapshots:
         sublists = self._sublists(query.account)
         if query.test:
             subject = query.test.encode()
-            counts = [census.matching(sublist, subject, 0, 0)[1] for sublist in sublists]
+            counts = []
+            for sublist in sublists:
+                counts.append(census.matching(sublist, subject, 0, 0)[1])
+                await pace()
             yield rows.SubscriptionsPart(sum(counts), [])
             before = weighed = 0  # matches in the sublists already done, and what was listed of them
             for sublist, count in zip(sublists, counts, strict=True):
@@ -395,10 +431,13 @@ class Snapshots:
                 at = max(0, query.offset - before)
                 while at < count and before + at < query.offset + query.most:
                     most = min(STEP_SLOTS, query.offset + query.most - before - at)
-                    found, _count = census.matching(sublist, subject, at, most)
+                    found, _count = census.matching(sublist, subject, at, most, STEP_TEXT)
                     if not found:  # they were removed meanwhile
                         break
-                    listed = [SubscriptionRow(*fields, cid, account) for cid, fields in found]
+                    listed = [
+                        SubscriptionRow(*fields, cid, self._account_of(cid) or account, number)
+                        for cid, number, fields in found
+                    ]
                     for portion, weight in _portions(listed):
                         yield rows.SubscriptionsPart(sum(counts), portion)
                         weighed += weight
@@ -439,6 +478,11 @@ class Snapshots:
                     break
             part.total = total
         yield part
+
+    def _account_of(self, cid: int) -> str:
+        """The account of an open client; "": there is none."""
+        session = self._clients.open.get(cid)
+        return "" if session is None else session.account
 
     async def _sublist_counters(self, query: rows.SublistQuery, pace: Pace) -> AsyncIterator[rows.SublistPart]:
         lookups = self._fanout.in_msgs + self._fanout.link_in_msgs  # of all accounts: not counted per account
@@ -619,7 +663,7 @@ async def _subscription_steps(
     """All subscriptions of a client, in steps, each with what it counts as."""
     at = 0
     while True:
-        found, at = census.subscriptions(session.connection, at, STEP_SLOTS, queued_only)
+        found, at = census.subscriptions(session.connection, at, STEP_SLOTS, queued_only, STEP_TEXT)
         cid = session.connection.cid
         for portion in _portions([SubscriptionRow(*row, cid) for row in found]):
             yield portion
@@ -639,10 +683,10 @@ async def _steps_in(
             yield step, weight
     at = 0
     while True:
-        found, at = census.shadows(session.connection, at, STEP_IMPORTERS)
+        found, at = census.shadows(session.connection, at, STEP_IMPORTERS, STEP_TEXT)
         cid = session.connection.cid
-        named = [SubscriptionRow(*row, cid, name.decode()) for name, row in found]
-        for portion in _portions([row for row in named if account in ("", row.account)]):
+        wanted = [one for one in found if account in ("", one[0].decode())]
+        for portion in _portions([SubscriptionRow(*row, cid, session.account, stream) for _, stream, row in wanted]):
             yield portion
         if not at:
             return
@@ -665,14 +709,31 @@ def _is_of_account(account: str, query: rows.ConnectionsQuery) -> bool:
     return query.account in ("", account)
 
 
-async def _is_subscribed(session: ClientSession, pattern: str, pace: Pace) -> bool:
-    """Whether the client has a subscription that overlaps the pattern; true for ""."""
-    if not pattern:
-        return True
-    async for step, _weight in _subscription_steps(session, pace):
-        if any(subjects_overlap(pattern, row.subject) for row in step):
+class _Subscribed:
+    """Chooses clients that have a subscription that overlaps a pattern: all with "", none with one that is too long."""
+
+    def __init__(self, pattern: str, most_bytes: int, pace: Pace) -> None:
+        self._is_any = not pattern
+        self._pattern = SubjectPattern(pattern) if len(pattern.encode()) <= most_bytes else None
+        self._pace = pace
+        self._work = 0  # since the last pause, over all clients
+
+    async def has(self, session: ClientSession) -> bool:
+        """Whether this is one of them."""
+        if self._is_any:
             return True
-    return False
+        if self._pattern is None:
+            return False
+        await self._pace()
+        async for step, _weight in _subscription_steps(session, self._pace):
+            for row in step:
+                self._work += STEP_OF_ONE + len(row.subject)
+                if self._work > STEP_TEXT:
+                    self._work = 0
+                    await self._pace()
+                if self._pattern.overlaps(row.subject):
+                    return True
+        return False
 
 
 async def _with_subscriptions(

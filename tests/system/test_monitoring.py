@@ -206,18 +206,62 @@ async def test_subscriptions_that_get_streams_of_other_accounts_are_paged_and_co
             "".join(f"SUB {one} {n}\r\n" for n, one in enumerate(subjects)) + "PING\r\n", expect="PONG\r\n"
         )
         cid = client.info["client_id"]
-        expected += [(user.upper(), one, cid) for one in subjects]
-        expected += [("A", one, cid) for one in subjects[:3] if user == "b"]
-    expected = sorted(one for one in expected if account in ("", one[0]))
+        expected += [(user.upper(), (user.upper(), one, cid)) for one in subjects]
+        expected += [("A", ("B", one, cid)) for one in subjects[:3] if user == "b"]
+    listed = sorted(one for place, one in expected if account in ("", place))
     found = []
-    for offset in range(0, len(expected) + 4, 4):
+    for offset in range(0, len(listed) + 4, 4):
         page = pages.json(f"/subsz?subs=1&acc={account}&offset={offset}&limit=4")
         found += [(row["account"], row["subject"], row["cid"]) for row in page.get("subscriptions_list", ())]
-        assert page["num_subscriptions"] == len(expected)
-    assert sorted(found) == expected
+        assert page["num_subscriptions"] == len(listed)
+    assert sorted(found) == listed
     if account:
         detail = pages.json(f"/accountz?acc={account}")["account_detail"]
-        assert detail["subscriptions"] == len(expected)
+        assert detail["subscriptions"] == len(listed)
+
+
+OF_A = [("st.*", "10", ""), ("st.>", "11", ""), ("st.q", "7", ""), ("st.q", "8", ""), ("st.q", "9", "grp")]
+
+
+@pytest.mark.parametrize(
+    ("query", "subscriptions"),
+    [
+        ("acc=A", [*OF_A, ("st.first", "11", ""), ("st.other", "11", "")]),
+        ("acc=A&test=st.q", OF_A),
+        ("test=st.q", OF_A),
+        ("acc=A&test=st.other", [("st.*", "10", ""), ("st.>", "11", ""), ("st.other", "11", "")]),
+        ("acc=A&test=st.first", [("st.*", "10", ""), ("st.>", "11", ""), ("st.first", "11", "")]),
+        ("acc=C", [("x", "11", "")]),
+        ("acc=C&test=x", [("x", "11", "")]),
+    ],
+)
+async def test_subscriptions_to_streams_of_others_are_shown_as_their_clients(
+    start_broker: Callable[..., Broker], cluster_of: Callable[[Broker], Cluster], query: str, subscriptions: list[Any]
+) -> None:
+    """As nats-server 2.15.1 shows them: the exporter's subject, and of the client the account, sid and queue group."""
+    config = """
+    accounts {
+      A { exports: [ {stream: "st.>"} ] }
+      B {
+        users: [ {user: b, password: b} ]
+        imports: [
+          {stream: {account: A, subject: "st.first"}, to: "B.first"}
+          {stream: {account: A, subject: "st.>"}, prefix: B}, {stream: {account: C, subject: x}, prefix: B}
+          {stream: {account: A, subject: "st.other"}, to: "B.other"}
+        ]
+      }
+      C { exports: [ {stream: x} ] }
+    }
+    """
+    broker = start_broker(args=["-m", "-1"], config=config)
+    client = await cluster_of(broker).client({"user": "b", "pass": "b"})
+    words = "SUB B.st.q 7\r\nSUB B.st.q 8\r\nSUB B.st.q grp 9\r\nSUB B.st.* 10\r\nSUB B.> 11\r\n"
+    await client.talk(words + "PING\r\n", expect="PONG\r\n")
+    page = Pages.of(broker).json(f"/subsz?subs=1&{query}")
+    found = sorted((row["subject"], row["sid"], row.get("qgroup", "")) for row in page["subscriptions_list"])
+    assert found == sorted(subscriptions)
+    assert {(row["account"], row["cid"]) for row in page["subscriptions_list"]} == {("B", client.info["client_id"])}
+    assert page["total"] == len(found)
 
 
 @pytest.fixture

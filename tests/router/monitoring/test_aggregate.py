@@ -183,6 +183,24 @@ def test_users_and_subscriptions_are_shown_when_asked_for():
     ]
 
 
+def test_subscriptions_of_a_closed_connection_have_no_max():
+    row = connection(1, stop_us=START_US, subs=(SubscriptionRow("a.*", "", "9", 3, 5, 1),))
+    assert aggregate.connection(0, row, NOW_US, subs="detail")["subscriptions_list_detail"] == [
+        {"account": "$G", "subject": "a.*", "sid": "9", "msgs": 3, "cid": 1}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("account", "stop_us", "tag"),
+    [("A", 0, "A"), ("$G", 0, "$G"), ("", 0, "$G"), ("A", START_US, "A"), ("$G", START_US, None), ("", START_US, None)],
+)
+def test_a_closed_connection_of_the_global_account_has_no_tag(account, stop_us, tag):
+    """As with nats-server 2.15.1, whether it had logged in or not."""
+    row = connection(1, account=account, stop_us=stop_us)
+    assert aggregate.connection(0, row, NOW_US, shows_user=True, has_tags=True).get("name_tag") == tag
+    assert "name_tag" not in aggregate.connection(0, row, NOW_US, shows_user=True)
+
+
 @pytest.mark.parametrize(
     ("search", "is_found"),
     [

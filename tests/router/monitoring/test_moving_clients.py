@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gnatswarm.router.monitoring import moving_clients
-from gnatswarm.shards.boundary.rows import ClientPart, ConnectionRow, ConnectionsPart, ConnectionsQuery
+from gnatswarm.shards.boundary.rows import (
+    AccountRow,
+    AccountsPart,
+    ClientPart,
+    ConnectionRow,
+    ConnectionsPart,
+    ConnectionsQuery,
+    PassingRow,
+)
 from tests.router.monitoring.test_pages import connection
 
 SHARDS = 3
@@ -62,6 +71,31 @@ class World:
             coming=[cid for cid in query.cids if cid in self.on_the_way and self.on_the_way[cid][1] == shard],
         )
 
+    def of_accounts(self, shard: int, cids: list[int]) -> AccountsPart:
+        """Clients with an even id are of another account."""
+        here = self.open[shard]
+        counts = Counter(account_of(cid) for cid in here)
+        recent = cids or [cid for cid, _old, _us in self.came[shard]]
+        return AccountsPart(
+            [] if cids else [AccountRow(name, connections=count) for name, count in counts.items()],
+            counted_us=self.now_us,
+            left=[
+                PassingRow(row.cid, to, row.moved_us, account_of(row.cid))
+                for to, row in self.left[shard]
+                if not cids or row.cid in cids
+            ],
+            came=[
+                PassingRow(cid, here[cid].came_from, here[cid].moved_us, account_of(cid))
+                for cid in dict.fromkeys(recent)
+                if cid in here
+            ],
+            coming=[cid for cid in cids if cid in self.on_the_way and self.on_the_way[cid][1] == shard],
+        )
+
+
+def account_of(cid: int) -> str:
+    return "AB"[cid % 2]
+
 
 CLIENTS = 6
 STEPS = st.lists(
@@ -112,6 +146,44 @@ async def test_each_is_told_once_and_counted_once(
         assert set(page) >= {cid for cid in is_open if len(page) < most or cid < page[-1]}
     for _, rows in lists:
         assert rows == sorted(rows, key=lambda row: row.cid)
+
+
+@given(st.lists(STEPS, min_size=2 * SHARDS, max_size=2 * SHARDS), st.booleans())
+async def test_of_each_account_each_connection_is_counted_once(
+    steps: list[list[tuple[str, int, int]]], has_forgotten: bool
+) -> None:
+    """None closes, and each moves once at most; who came so long ago that its shard has forgotten it was counted."""
+    world = World(CLIENTS)
+    has_left: set[int] = set()
+
+    def do(some: list[tuple[str, int, int]]) -> None:
+        for kind, cid, to in some:
+            if kind == "arrive" or (kind == "leave" and cid not in has_left):
+                world.step((kind, cid, to))
+            has_left.update(world.on_the_way)
+
+    do(steps[-1])
+    if has_forgotten:
+        world.came = [[] for _ in range(SHARDS)]
+    answers = []
+    for shard in range(SHARDS):
+        do(steps[shard])
+        answers.append((shard, [world.of_accounts(shard, [])]))
+    later = iter(steps[SHARDS:])
+
+    async def ask(shard: int, cids: list[int]) -> list[AccountsPart]:
+        do(next(later, []))
+        return [world.of_accounts(shard, cids)]
+
+    counts = await moving_clients.uncounted(moving_clients.first_parts(answers), ask)
+    for _, parts in answers:
+        counts.update({row.name: row.connections for row in parts[0].rows})
+    assert +counts == Counter(account_of(cid) for cid in range(1, CLIENTS + 1))
+
+
+async def test_no_shard_is_asked_again_for_accounts_while_nobody_moves() -> None:
+    parts = {0: AccountsPart([]), 1: AccountsPart([])}
+    assert await moving_clients.uncounted(parts, None) == Counter()  # type: ignore[arg-type]
 
 
 async def test_nobody_is_asked_again_while_nobody_moves() -> None:

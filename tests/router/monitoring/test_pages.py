@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from gnatswarm.broker.advisory import SUBSCRIBERS
 from gnatswarm.broker.options import Account, Options, Permissions, User
 from gnatswarm.router.monitoring import metrics, moving_clients, pages
 from gnatswarm.router.monitoring.alarms import Alarms
@@ -24,6 +26,7 @@ from gnatswarm.router.monitoring.pages import (
     Pages,
 )
 from gnatswarm.router.monitoring.shard_questions import Unanswered
+from gnatswarm.router.monitoring.system_answers import SystemAnswers
 from gnatswarm.shards.boundary import pace, rows
 from gnatswarm.shards.boundary.control import GATEWAY_NUMBER
 from tests.router.monitoring.broker_facts import A_LEAF, START_US, facts, shard
@@ -165,6 +168,35 @@ async def test_a_page_of_subscriptions_goes_on_where_the_shard_before_ended() ->
     assert [row["subject"] for row in page["subscriptions_list"]] == ["s.0.2", "s.1.0", "s.1.1"]
 
 
+@pytest.mark.parametrize(
+    ("query", "older", "newer"),
+    [
+        ("limit=3", (3, 3), (6, 3)),
+        ("offset=5&limit=3", (1, 1), (6, 1)),
+        ("offset=99", (None, 0), (6, 0)),
+        ("test=s&limit=1", (1, 1), (4, 1)),
+        ("test=s&offset=99", (None, 0), (4, 0)),
+    ],
+)
+@pytest.mark.parametrize("compatibility", ["2.9", "2.15"])
+async def test_the_total_of_subscriptions_is_of_the_page_and_in_2_15_of_all_that_match(
+    query: str, older: tuple[int | None, int], newer: tuple[int, int], compatibility: str
+) -> None:
+    site = Site(options=Options(compatibility=compatibility))
+    for number in (0, 1):
+        every = [rows.SubscriptionRow(f"s.{number}.{i}", "", "1", 0, 0, 1, "$G") for i in range(3)]
+
+        def answer(query: rows.SubscriptionsQuery, every: list[Any] = every) -> list[Any]:
+            found = every[:2] if query.test else every
+            return [rows.SubscriptionsPart(len(found), found[query.offset : query.offset + query.most])]
+
+        site.shards.answers[number, rows.SubscriptionsQuery] = answer
+        site.shards.answers[number, rows.SublistQuery] = lambda _query: [rows.SublistPart(3, 0, 0, 0, 0, 0, 0, 0)]
+    page = await site.get("/subsz", f"subs=1&{query}")
+    found = page.get("total"), len(page.get("subscriptions_list", ()))
+    assert found == (newer if compatibility == "2.15" else older)
+
+
 async def test_many_who_want_the_same_look_cost_one() -> None:
     site = Site()
     site.shards.may_answer.clear()
@@ -218,6 +250,34 @@ async def turns_until_done(page: asyncio.Future[bytes]) -> int:
 
     await until(is_done)
     return turns
+
+
+async def count_of(site: Site, subject: str) -> bytes:
+    """How many subscriptions a request in the system account is told of."""
+    view: Any = SimpleNamespace(options=site.facts.options)
+    state: Any = SimpleNamespace(gather=site.gather, questions=site.shards, pages=site.pages)
+    return await SystemAnswers(view, state).answer(site.facts.options.system_account, SUBSCRIBERS, subject.encode())
+
+
+async def test_subscriptions_within_a_pattern_are_counted_in_many_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace, "SLICE_S", 0.0)
+    site = Site()
+    for number in (0, 1):
+        found = [rows.SubscriptionRow(f"a.{sid}", "", str(sid), 0, 0, 1) for sid in range(500)]
+        site.shards.answers[number, rows.SubscriptionsQuery] = lambda _query, found=found: [  # type: ignore[misc]
+            rows.SubscriptionsPart(500, found)
+        ]
+    counted = asyncio.ensure_future(count_of(site, "a.*"))
+    assert await turns_until_done(cast(Any, counted)) > 1000
+    assert await counted == b"1000"
+
+
+@pytest.mark.parametrize(("more", "asked"), [(0, 2), (1, 0)])
+async def test_no_shard_is_asked_for_subscriptions_longer_than_any(more: int, asked: int) -> None:
+    site = Site()
+    longest = "s" * (site.facts.options.limits.max_control_line_bytes + more)
+    assert await count_of(site, longest) == b"0"
+    assert len(site.shards.asked) == asked
 
 
 async def test_long_lists_that_clients_move_in_are_gone_through_in_many_turns(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,6 +346,21 @@ async def test_of_thousands_of_accounts_that_are_asked_for_each_is_found_at_once
     assert [one["acc"] for one in found] == ["A"]
 
 
+async def test_the_statistics_of_an_account_have_a_client_on_its_way() -> None:
+    site = Site()
+    left = [rows.PassingRow(7, 1, 0, "$G")]
+
+    def of_new(query: rows.AccountsQuery) -> list[rows.AccountsPart]:
+        return [rows.AccountsPart([], coming=[cid for cid in query.cids if cid == 7])]
+
+    site.shards.answers[0, rows.AccountsQuery] = lambda _query: [
+        rows.AccountsPart([rows.AccountRow("$G", connections=2)], left=left)
+    ]
+    site.shards.answers[1, rows.AccountsQuery] = of_new
+    (found,) = (await site.get("/accstatz"))["account_statz"]
+    assert (found["acc"], found["conns"]) == ("$G", 3)
+
+
 @pytest.mark.parametrize("path", ["/accstatz", "/metrics"])
 async def test_ten_thousands_of_accounts_are_summed_up_in_many_turns(
     path: str, monkeypatch: pytest.MonkeyPatch
@@ -315,6 +390,7 @@ async def test_no_shard_is_asked_for_subscriptions_when_the_page_is_full() -> No
     site = Site()
     found = [rows.SubscriptionRow(f"s.{i}", "", "1", 0, 0, 1, "$G") for i in range(2)]
     site.shards.answers[0, rows.SubscriptionsQuery] = lambda _query: [rows.SubscriptionsPart(2, found)]
+    site.shards.answers[0, rows.SublistQuery] = lambda _query: [rows.SublistPart(2, 0, 0, 0, 0, 0, 0, 0)]
     page = await site.get("/subsz", "subs=1&limit=2")
     assert (page["total"], len(page["subscriptions_list"])) == (2, 2)
     assert [number for number, query in site.shards.asked if isinstance(query, rows.SubscriptionsQuery)] == [0]

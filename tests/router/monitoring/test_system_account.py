@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from gnatswarm.broker.options import Account
 from gnatswarm.router.monitoring import system_account
 from gnatswarm.router.monitoring.system_account import SystemAccount
 from gnatswarm.router.supervision.supervision import Phase
@@ -33,13 +34,15 @@ class Answers:
         return b"{}"
 
 
-def account_of(options: SimpleNamespace) -> tuple[SystemAccount, list[tuple[int, SystemEvent]]]:
+def account_of(
+    options: SimpleNamespace, *, took_over: bool = False
+) -> tuple[SystemAccount, list[tuple[int, SystemEvent]]]:
     """It, and what it says to the shards."""
     shard = SimpleNamespace(number=3, state=SimpleNamespace(phase=Phase.READY))
     view = SimpleNamespace(options=options, server_id="N", shards=[shard])
     said: list[tuple[int, SystemEvent]] = []
     channels = SimpleNamespace(tell=lambda number, event: said.append((number, event)))
-    account = SystemAccount(cast(Any, view), cast(Any, channels), cast(Any, None))
+    account = SystemAccount(cast(Any, view), cast(Any, channels), cast(Any, None), took_over=took_over)
     account._answers = cast(Any, Answers())
     return account, said
 
@@ -116,6 +119,33 @@ async def test_what_the_look_at_all_accounts_has_said_is_put_right_when_a_shard_
     account.on_shard_gone()
     await until(lambda: said)
     assert [event.subject for _, event in said] == [CONNECTIONS]
+    options.has_system_users = False
+
+
+async def test_a_router_that_took_over_says_all_when_a_shard_has_gone_until_it_has_said_all_by_itself() -> None:
+    accounts = tuple(Account(name) for name in "AB")
+    options = SimpleNamespace(has_system_users=True, accounts=accounts, system_account="$SYS")
+    account, said = account_of(options, took_over=True)
+    answers = cast(Answers, account.answers)
+    answers.counts = {"A": 3}
+
+    async def heard() -> list[str]:
+        await until(lambda: not account._tasks)
+        found = [event.subject.split(".")[2] for _, event in said]
+        said.clear()
+        return found
+
+    account.on_shard_gone()
+    assert await heard() == ["$G", "$SYS", "A", "B"]
+    account.on_shard_gone()
+    assert await heard() == [], "nothing is new"
+    answers.counts = {"A": 3, "B": 1}
+    account._on_connections_due()
+    assert await heard() == ["A", "B"]
+    answers.counts = {"B": 1}
+    options.accounts += (Account("C"),)
+    account.on_shard_gone()
+    assert await heard() == ["A"]
     options.has_system_users = False
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeVar
 
 import msgspec
@@ -12,6 +12,7 @@ import pytest_asyncio
 
 from gnatswarm.broker import census
 from gnatswarm.broker.options import Account, Options, User
+from gnatswarm.broker.placement_rules import SubjectPattern
 from gnatswarm.shards.boundary import rows
 from gnatswarm.shards.boundary.control import Snapshot, SnapshotReply
 from gnatswarm.shards.boundary.pace import Pace
@@ -24,8 +25,10 @@ from gnatswarm.shards.monitoring.snapshots import (
     PART_ROWS,
     PART_SUBSCRIPTIONS,
     SLOW_TEXT,
+    STEP_OF_ONE,
     STEP_ROWS,
     STEP_SLOTS,
+    STEP_TEXT,
     TEXT_OF_ONE,
     UNREAD_POLL_S,
     Snapshots,
@@ -188,6 +191,90 @@ async def test_of_open_connections_those_are_chosen_that_subscribe_to_some_of_a_
     assert await cids(asked, subject="foo.b", state="closed") == [4]
 
 
+class Steps(Pace):
+    """Adds up what is done between two pauses."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        self.compared = self.read = self.looks = self.reads = 0
+        self.most_compared = self.most_read = self.most_looks = self.most_reads = 0
+        overlaps = SubjectPattern.overlaps
+
+        def counted(pattern: SubjectPattern, other: str) -> bool:
+            self.compared += len(other)
+            self.looks += 1
+            self.most_compared = max(self.most_compared, self.compared)
+            self.most_looks = max(self.most_looks, self.looks)
+            return overlaps(pattern, other)
+
+        monkeypatch.setattr(SubjectPattern, "overlaps", counted)
+        for name in ("subscriptions", "matching"):
+            monkeypatch.setattr(census, name, self.reading(getattr(census, name)))
+
+    def reading(self, read: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*args: Any) -> Any:
+            found = read(*args)
+            self.reads += 1
+            self.most_reads = max(self.most_reads, self.reads)
+            for row in found[0]:
+                fields = row[-1] if isinstance(row[-1], tuple) else row
+                self.read += sum(map(len, fields[:3]))
+            self.most_read = max(self.most_read, self.read)
+            return found
+
+        return counted
+
+    async def __call__(self) -> None:
+        self.compared = self.read = self.looks = self.reads = 0
+
+
+@pytest.mark.parametrize("words", [{}, {"cid": 1}, {"cids": [1]}, {"sort": "subs"}])
+async def test_long_subjects_are_compared_with_a_pattern_a_few_at_a_time(
+    asked: Asked, monkeypatch: pytest.MonkeyPatch, words: dict[str, Any]
+) -> None:
+    await asked.client("ann", long_subscriptions(100))
+    steps = Steps(monkeypatch)
+    parts = asked.snapshots._connections(ConnectionsQuery(subject=f"{LONG}.*", **words), steps)
+    assert [part.rows async for part in parts] == [[]]
+    assert len(LONG) < steps.most_compared <= steps.most_read <= STEP_TEXT + len(LONG)
+
+
+async def test_of_many_clients_few_subscriptions_are_compared_with_a_pattern_at_a_time(
+    asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(STEP_ROWS):
+        await asked.client("ann", subscriptions(100))
+    steps = Steps(monkeypatch)
+    parts = asked.snapshots._connections(ConnectionsQuery(subject="b"), steps)
+    assert [part.rows async for part in parts] == [[]]
+    assert 1 < steps.most_looks <= STEP_TEXT // STEP_OF_ONE
+
+
+async def test_a_pattern_longer_than_any_subject_is_compared_with_none(
+    asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most = asked.one.shard.clients.most_subject_bytes
+    await asked.client("ann", b"SUB > 1\r\n")
+    steps = Steps(monkeypatch)
+    for size, found in ((most, 1), (most + 1, 0)):
+        parts = asked.snapshots._connections(ConnectionsQuery(subject="s" * size), steps)
+        assert [len(part.rows) async for part in parts] == [found]
+    assert steps.most_looks == 1
+
+
+async def test_subscriptions_that_a_subject_matches_are_read_a_few_at_a_time(
+    asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    same = b"".join(f"SUB found q {number}{LONG}\r\n".encode() for number in range(100))
+    for user in ("ann", "bob"):
+        await asked.client(user, same)
+    steps = Steps(monkeypatch)
+    parts = [part async for part in asked.snapshots._subscriptions(rows.SubscriptionsQuery(test="found"), steps)]
+    assert sum(len(part.rows) for part in parts) == 200
+    assert len(LONG) < steps.most_read < STEP_TEXT + 2 * len(LONG)
+    assert steps.most_reads == 1, "each account's in a step of its own"
+
+
 async def test_a_page_of_too_many_subscriptions_says_so(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_SUBSCRIPTIONS", 5)
     await asked.client("ann", subscriptions(5))
@@ -270,6 +357,29 @@ async def test_who_leaves_while_accounts_are_counted_is_counted_once(asked: Aske
     parts = [part async for part in asked.snapshots._accounts(rows.AccountsQuery(), Leaves())]
     (row,) = [row for part in parts for row in part.rows if row.name == "A"]
     assert row.in_msgs == row.in_bytes == 2 * STEP_ROWS
+
+
+async def test_accounts_are_told_with_who_has_left_and_come_and_is_coming(asked: Asked) -> None:
+    for user in ("ann", "bob", "ann", "bob"):
+        await asked.client(user)
+    clients = asked.one.shard.clients
+    for cid in (1, 2):
+        clients.open[cid].came_from, clients.open[cid].moved_us = 3, 7
+        clients.passing.come(cid, 3, 7)
+    for cid in (3, 4):
+        clients.passing.leave(connection_row(clients.open[cid], 0), 2)
+    gone = [clients.open.pop(cid) for cid in (3, 4)]
+    clients._expected[9] = clients.open[1]
+    part = await asked.part(rows.AccountsQuery(names=("A",)), rows.AccountsPart)
+    assert [(row.name, row.connections) for row in part.rows] == [("A", 1)]
+    assert part.left == [rows.PassingRow(3, 2, 0, "A")]
+    assert (part.came, part.coming) == ([rows.PassingRow(1, 3, 7, "A")], [])
+    part = await asked.part(rows.AccountsQuery(cids=[2, 4, 9, 8]), rows.AccountsPart)
+    assert part.rows == []
+    assert part.left == [rows.PassingRow(4, 2, 0, "B")]
+    assert (part.came, part.coming) == ([rows.PassingRow(2, 3, 7, "B")], [9])
+    del clients._expected[9]
+    clients.open |= {session.connection.cid: session for session in gone}
 
 
 async def test_the_rows_of_many_accounts_come_in_parts(asked: Asked) -> None:
