@@ -121,7 +121,7 @@ class LineFormatter(logging.Formatter):
             text = f"{record.msg!s} {record.args!r}"
         lines = [without_secrets(text)]
         if record.exc_info:
-            lines += self.formatException(record.exc_info).splitlines()
+            lines += map(without_secrets, self.formatException(record.exc_info).splitlines())
         if self._json:
             return self._json_line(record, lines)
         head = self._head(record) + self._prefix
@@ -166,7 +166,11 @@ def _fields(record: logging.LogRecord) -> dict[str, object]:
     found = getattr(record, "log_fields", None)
     for argument in record.args if isinstance(record.args, tuple) else ():
         found = found or getattr(argument, "log_fields", None)
-    return {key: utf8_text(value) if isinstance(value, str) else value for key, value in (found or {}).items()}
+    return {key: _shown(value) if isinstance(value, str) else value for key, value in (found or {}).items()}
+
+
+def _shown(text: str) -> str:
+    return utf8_text(without_secrets(text))
 
 
 class LineHandler(logging.Handler):

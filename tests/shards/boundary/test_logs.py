@@ -372,6 +372,19 @@ def test_json_lines_name_the_client_in_fields_and_the_time_as_everybody_does(tmp
     assert round(moment.timestamp() * 1e6) == first["time_us"]
 
 
+def test_no_field_of_a_json_line_has_a_secret(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "log"
+    logs.configure(Logging(file=str(path), format="json"), process_label="shard 1")
+    fields = {"cid": 9, "user": "a://u:hunter@h", "account": '{"pass":"hunter"}'}
+    try:
+        raise OSError("cannot dial nats://u:hunter@h")
+    except OSError:
+        log.exception("refused", extra={"log_fields": fields})
+    (row,) = map(json.loads, lines(path))
+    assert (row["cid"], row["user"], row["account"]) == (9, "a://u:[REDACTED]@h", '{"pass":"[REDACTED]"}')
+    assert row["traceback"][-1] == "OSError: cannot dial nats://u:[REDACTED]@h"
+
+
 def test_a_log_that_cannot_be_opened_after_its_rotation_is_opened_when_that_is_possible(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
