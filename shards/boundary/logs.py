@@ -59,7 +59,7 @@ _STRING_OR_PAIR = (
 # A CONNECT as -V shows it. Of one that is not JSON nobody can tell where a value ends.
 _CONNECT = r"- \[CONNECT\b\s*(.*)"
 _SECRET_AND_REST = rf"""(\b{_NAMES}\b["'}}\s:=]*).+"""
-_URL_PASSWORD = r"(://[^/\s:@]*:)[^@\s/]+@"
+_URL_PASSWORD = r"(://[^/\s:@]*:)[^\s/]+@"
 _SECRET_HINTS = ("pass", "token", "jwt", "sig", "seed", "://", "\\u")
 _CONTROL = {byte: f"\\x{byte:02x}" for byte in range(0x20) if byte != 0x09}
 _CONTROL |= {0x0A: "\\n", 0x0D: "\\r"}

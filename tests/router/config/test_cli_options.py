@@ -93,6 +93,8 @@ def get(options: Options, field: str) -> Any:
         ("server_tags: one", "server_tags", ("one",)),
         ("syslog: true", "logging.syslog", True),
         ("remote_syslog: 'tcp://h:514'", "logging.remote_syslog", "tcp://h:514"),
+        ("remote_syslog: 'tcp://u:s3cr3t@x@h:514'", "logging.remote_syslog", "tcp://h:514"),
+        ("remote_syslog: 'unix:///dev/log'", "logging.remote_syslog", "unix:///dev/log"),
         ("server_metadata { b: c, 'a b': '5' }", "server_metadata", (("a b", "5"), ("b", "c"))),
         ("server_metadata {}", "server_metadata", ()),
         ("client_advertise: 'a:1'", "client_advertise", "a:1"),

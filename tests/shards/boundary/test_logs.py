@@ -121,6 +121,7 @@ def test_json_lines_when_asked_for(tmp_path: pathlib.Path) -> None:
         ("cid:1 - <<- [CONNECT {x:5}]", "cid:1 - <<- [CONNECT {x:5}]"),
         ("password = 'x y'", 'password = "[REDACTED]"'),
         ("dialling nats://u:p@host:4222", "dialling nats://u:[REDACTED]@host:4222"),
+        ("NATS://u:p@q@host:4222,nats://v:r@h/x@y", "NATS://u:[REDACTED]@host:4222,nats://v:[REDACTED]@h/x@y"),
         ("t.conf:1:1: pass: expected text, not a number", "t.conf:1:1: pass: expected text, not a number"),
         ("signal reload, seed 5", "signal reload, seed 5"),
     ],
