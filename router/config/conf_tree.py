@@ -77,6 +77,12 @@ class Problem(_Comparable):
         return f"{text} — {self.advice}" if self.advice else text
 
 
+class NewerProblem(Problem):
+    """A problem with `compatibility: "2.15"` alone. Known when all is read; till then it is among the notices."""
+
+    __slots__ = ()
+
+
 def _without_passwords(text: str) -> str:
     return " ".join(map(_without_password, text.split(" "))) if "@" in text else text
 
