@@ -378,9 +378,9 @@ class _Building:
     def _jetstream(self, entry: Entry) -> None:
         value = plain(entry.value)
         word = value.lower() if isinstance(value, str) else value
-        if word in ("disabled", False):
+        if word in ("disabled", "disable", False):
             return
-        if isinstance(value, str) and word != "enabled":
+        if isinstance(value, str) and word not in ("enabled", "enable"):
             self._problem(entry.at, "Expected 'enabled' or 'disabled' for string value", "write jetstream: disabled")
             return
         self._notice(entry.at, '"jetstream" is not offered and was ignored', not_offered.OPENS["jetstream"])

@@ -771,6 +771,8 @@ def test_a_key_with_a_password_is_refused_instead_of_asked_for(
 
 def test_what_is_switched_off_needs_no_notice(built: Build) -> None:
     assert built("jetstream: disabled").options.notices == ()
+    assert built("jetstream: Disable").options.notices == ()
+    assert built("jetstream: enable").options.notices == built("jetstream: enabled").options.notices != ()
     assert built("jetstream: false").options.notices == ()
     assert built("", "-js=false").options.notices != ()  # that of the empty file
     assert not any("-js" in notice for notice in built("", "-js=false").options.notices)
