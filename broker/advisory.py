@@ -35,6 +35,7 @@ OF_SERVERS = (
     "VARZ",
 )
 OF_THIS_SERVER = ("KICK", "LDM", "RELOAD")
+_OF_NEWER = ("IDZ", "RELOAD")
 OF_ACCOUNTS = ("CONNS", "CONNZ", "INFO", "JSZ", "LEAFZ", "STATZ", "SUBSZ")
 
 _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
@@ -102,13 +103,16 @@ class Person(msgspec.Struct, frozen=True):
         return found | {"kind": "Client", "client_type": self.kind}
 
 
-def request_subjects(server_id: str) -> list[str]:
+def request_subjects(server: ServerIdentity) -> list[str]:
     """The subjects of the broker's own subscription; any other request gets a no-responders reply."""
     ping = "$SYS.REQ.SERVER.PING"
+    unknown = () if server.options.is_like_newer else _OF_NEWER
+    of_servers = [what for what in OF_SERVERS if what not in unknown]
+    of_this = [what for what in (*OF_SERVERS, *OF_THIS_SERVER) if what not in unknown]
     return [
         ping,
-        *(f"{ping}.{what}" for what in OF_SERVERS),
-        *(f"$SYS.REQ.SERVER.{server_id}.{what}" for what in (*OF_SERVERS, *OF_THIS_SERVER)),
+        *(f"{ping}.{what}" for what in of_servers),
+        *(f"$SYS.REQ.SERVER.{server.server_id}.{what}" for what in of_this),
         *(f"$SYS.REQ.ACCOUNT.*.{what}" for what in OF_ACCOUNTS),
         SUBSCRIBERS,
         SUBSCRIPTION_COUNT,

@@ -24,6 +24,9 @@ TLS_1_2 = {
     "TLS_RSA_WITH_AES_256_CBC_SHA": "AES256-SHA",
 }
 
+# What Go calls insecure, of these: no forward secrecy, or CBC with SHA-256.
+INSECURE = frozenset(name for name in TLS_1_2 if name.startswith("TLS_RSA_") or name.endswith("_CBC_SHA256"))
+
 # Always offered with TLS 1.3, as in nats-server; both use the same names.
 TLS_1_3 = ("TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256")
 ALL = (*TLS_1_2, *TLS_1_3)

@@ -425,7 +425,7 @@ def run(url: str, *, sort: str = "cid", interval_s: float = 1.0, looks: int = 0)
                 try:
                     now = pages.look(sort, rows, wants_subjects=shows_subjects)
                     picture = view(before, now, sort, shows_subjects=shows_subjects, rows=rows, width=console.width)
-                except (AttributeError, KeyError, TypeError, ValueError):
+                except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
                     raise pages.is_no_broker() from None
                 draw(picture)
                 before = now

@@ -72,8 +72,28 @@ class Problem(_Comparable):
     def __str__(self) -> str:
         # A message about a whole file often has its name already ("open x.conf: no such file or directory").
         is_named = not self.at.line and self.at.file and self.at.file in self.what
-        text = self.what if is_named else f"{self.at}: {self.what}"
+        what = _without_passwords(self.what)
+        text = what if is_named else f"{self.at}: {what}"
         return f"{text} — {self.advice}" if self.advice else text
+
+
+class NewerProblem(Problem):
+    """A problem with `compatibility: "2.15"` alone. Known when all is read; till then it is among the notices."""
+
+    __slots__ = ()
+
+
+def _without_passwords(text: str) -> str:
+    return " ".join(map(_without_password, text.split(" "))) if "@" in text else text
+
+
+def _without_password(word: str) -> str:
+    """Nothing between the colon and the at sign of what may be a URL, however it is misspelt."""
+    login, at, place = word.rpartition("@")
+    colon = login.find(":")
+    if login.startswith("://", colon):
+        colon = login.find(":", colon + 1)
+    return f"{login[: colon + 1]}…@{place}" if at and colon >= 0 else word
 
 
 # A file that is no configuration at all has a problem in each line; more than these do not help.

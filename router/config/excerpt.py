@@ -65,8 +65,8 @@ _NAMES = (
         *("max_clients", "client_subjects", "client_names"),
     }
 )
-# What is no URL, or one that cannot have a password.
-_WITHOUT_PASSWORD = re.compile(r"""(?!.*://).*|["']?\w*://[^@:]*(?::\d{0,5})?["']?""")
+# What cannot have a password, however a URL is misspelt: nothing is behind a colon but a port, or the // of a URL.
+_WITHOUT_PASSWORD = re.compile(r"""["']?(?:\w*://)?(?:[^@:]*|\[[0-9A-Fa-f:.]*\])(?::\d{0,5})?["']?""")
 _VARIABLE = re.compile(r"\$[A-Za-z_]\w*")
 _TOKEN = re.compile(
     r"""(?P<space>\s+)|(?P<mark>[{}\[\],;:=()])|(?P<word>"(?:[^"\\]|\\.)*"?|'[^']*'?|[^\s{}\[\],;:=()"']+)""", re.DOTALL

@@ -43,7 +43,7 @@ _IMPORT_KEYS = {
     "token": "token",
     "activation": "token",
 }
-_RESPONSES = ("singleton", "stream", "chunked")
+_RESPONSES = {name: name for name in ("singleton", "stream", "chunked")} | {"single": "singleton", "chunk": "chunked"}
 LONGEST_SUBJECT = 4096
 # As on the real server.
 DEFAULT_THRESHOLD_S = 120.0
@@ -217,7 +217,7 @@ class ImportsExportsBlock:
         if "response" in keys:
             word = self._text(keys["response"].value, "response type").lower()
             if word in _RESPONSES:
-                response = word
+                response = _RESPONSES[word]
             elif word:
                 self._problem(
                     keys["response"].at, f'Unknown response type: "{word}"', "write singleton, stream or chunked"

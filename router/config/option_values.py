@@ -135,7 +135,7 @@ def listen(value: object) -> tuple[str, int]:
     if not separator or (":" in where and not where.startswith("[")):
         raise Mistake(f'could not parse address string "{value}"', "write host:port, or [address]:port for IPv6")
     if not re.fullmatch(r"-?\d{1,9}", port):
-        raise Mistake(f'could not parse port "{port}"', "write a number after the last colon")
+        raise _no_port(port, "write a number after the last colon")
     return host("" if where == "*" else where), number(int(port), -1, 65_535)
 
 
@@ -292,6 +292,11 @@ def size_limit_bytes(value: object) -> int:
     return max(number(value, -1, 2**60, "bytes"), 0)
 
 
+def _no_port(port: str, advice: str) -> Mistake:
+    # (in a URL, a password may stand in the place of the port)
+    return Mistake(f'could not parse port "{"…" if "@" in port else port}"', advice)
+
+
 def log_files(value: object) -> int:
     """How many log files are kept; 0 and -1: all."""
     return max(number(value, -1, 2**31 - 1), 0)
@@ -303,7 +308,7 @@ def client_advertise(value: object) -> str:
     where, separator, port = address.rpartition(":")
     if separator and not (":" in where and not where.startswith("[")) and not address.endswith("]"):
         if not re.fullmatch(r"\d{1,5}", port) or int(port) > 65_535:
-            raise Mistake(f'could not parse port "{port}"', "write host or host:port")
+            raise _no_port(port, "write host or host:port")
         if not where:
             raise Mistake("an address without a host", "write host or host:port")
     return address
@@ -399,8 +404,8 @@ def negated(value: object) -> bool:
 
 
 def remote_syslog(value: object) -> str:
-    """The address of a syslog; "": none."""
-    url = text(value)
+    """The address of a syslog; "": none. A syslog asks for no log-in: one in the URL is left out."""
+    url = re.sub("//[^/?#]*@", "//", text(value), count=1)
     if url:
         from gnatswarm.shards.boundary.syslog import SyslogAddress
 

@@ -40,6 +40,7 @@ from gnatswarm.router.config.conf_tree import (
     Block,
     ConfigError,
     Entry,
+    NewerProblem,
     Position,
     Problem,
     give_up,
@@ -213,6 +214,7 @@ class _Building:
         if not self.is_whole:
             # A missing value makes others look wrong: "users are not defined", because one has no password.
             raise ConfigError(self.problems)
+        self._take_problems_of_newer()
         self._add_accounts()
         self._check_name()
         self._check_credentials()
@@ -376,12 +378,18 @@ class _Building:
     def _jetstream(self, entry: Entry) -> None:
         value = plain(entry.value)
         word = value.lower() if isinstance(value, str) else value
-        if word in ("disabled", False):
+        if word in ("disabled", "disable", False):
             return
-        if isinstance(value, str) and word != "enabled":
+        if isinstance(value, str) and word not in ("enabled", "enable"):
             self._problem(entry.at, "Expected 'enabled' or 'disabled' for string value", "write jetstream: disabled")
             return
         self._notice(entry.at, '"jetstream" is not offered and was ignored', not_offered.OPENS["jetstream"])
+
+    def _take_problems_of_newer(self) -> None:
+        found = [notice for notice in self.notices if isinstance(notice, NewerProblem)]
+        self.notices = [notice for notice in self.notices if not isinstance(notice, NewerProblem)]
+        if self._is_like_newer:
+            self.problems += found
 
     def _add_accounts(self) -> None:
         """Add the accounts; their users follow those of `authorization`."""

@@ -14,7 +14,7 @@ from gnatswarm.broker.access import ciphers
 from gnatswarm.broker.options import CertificatePair, Tls
 from gnatswarm.router.config import not_offered
 from gnatswarm.router.config import option_values as values
-from gnatswarm.router.config.conf_tree import Block, Entry, List, Position, Problem, plain
+from gnatswarm.router.config.conf_tree import Block, Entry, List, NewerProblem, Position, Problem, plain
 from gnatswarm.router.config.option_keys import Settings
 from gnatswarm.router.config.option_values import BareSeconds, Mistake
 from gnatswarm.router.config.repetition import given_again, same
@@ -50,6 +50,7 @@ class TlsBlock:
         self._prefix = prefix
         self._pairs: tuple[CertificatePair, ...] = ()
         self._certs_at = entry.at
+        self._allows_insecure = False
         if not isinstance(entry.value, Block):
             self._problem(
                 entry.at, f"expected a block, not {entry.value.kind}", "write tls { cert_file: …, key_file: … }"
@@ -61,6 +62,7 @@ class TlsBlock:
         if not self.is_empty and not self.problems:
             self._check_files(entry.at)
             self._check_pins(entry.at)
+            self._check_suites(entry.at)
 
     def _entry(self, entry: Entry) -> None:
         key = entry.key.lower()
@@ -80,6 +82,7 @@ class TlsBlock:
         except Mistake as mistake:
             self._problem(entry.at, f"{key}: {mistake.what}", mistake.advice)
             return
+        self._allows_insecure |= bool(found.pop("allows_insecure", False))
         self.settings |= {f"{self._prefix}.{name}": value for name, value in found.items()}
 
     def _certs(self, entry: Entry) -> None:
@@ -133,6 +136,14 @@ class TlsBlock:
         asks |= self._prefix == "cluster.tls"  # as always between members
         if self.settings.get(f"{self._prefix}.pinned_certs") and not asks:
             self.notices.append(Problem(at, "pinned_certs without verify: no client can connect", "add verify: true"))
+
+    def _check_suites(self, at: Position) -> None:
+        suites = self.settings.get(f"{self._prefix}.cipher_suites")
+        insecure = [name for name in suites if name in ciphers.INSECURE] if isinstance(suites, tuple) else []
+        if insecure and not self._allows_insecure:
+            names = ", ".join(insecure)
+            what = f"insecure cipher suites configured without 'allow_insecure_cipher_suites' option set: {names}"
+            self.notices.append(NewerProblem(at, what, "remove them, or allow them"))
 
     def _problem(self, at: Position, what: str, advice: str) -> None:
         self.problems.append(Problem(at, what, advice))
@@ -262,12 +273,6 @@ def _insecure(value: object) -> Settings:
     return {}
 
 
-def _insecure_suites(value: object) -> Settings:
-    # No suite that we know is insecure, so the option changes nothing.
-    values.boolean(value)
-    return {}
-
-
 _KEYS: dict[str, Callable[[object], Settings]] = {
     "cert_file": _sets("cert_file", values.path),
     "key_file": _sets("key_file", values.path),
@@ -284,6 +289,6 @@ _KEYS: dict[str, Callable[[object], Settings]] = {
     "pinned_certs": _sets("pinned_certs", _pinned_certs),
     "connection_rate_limit": _sets("handshakes_per_s", _handshakes_per_s),
     "insecure": _insecure,
-    "allow_insecure_cipher_suites": _insecure_suites,
+    "allow_insecure_cipher_suites": _sets("allows_insecure", values.boolean),
 }
 _NAMES = {name: name for name in (*_KEYS, "certs")} | same("handshake_first", "first", "immediate")

@@ -100,6 +100,7 @@ _STRUCTS: dict[str, tuple[str, dict[str, str]]] = {
     "KICK": ("KickClientReq", {"cid": UNSIGNED}),
     "LDM": ("LDMClientReq", {"cid": UNSIGNED}),
     "RELOAD": ("EventFilterOptions", {}),
+    "CONNS": ("accNumConnsReq", {"acc": TEXT}),
 }
 _OURS = frozenset(RequestOptions.__struct_fields__)
 
@@ -111,7 +112,11 @@ def request_options(what: str, body: bytes) -> RequestOptions:
     try:
         text = body.decode("utf-8", "replace")
         found = json.loads(text, parse_float=_Number, parse_int=_whole, parse_constant=_constant)
-    except (ValueError, RecursionError) as error:  # (nested too deeply)
+    except json.JSONDecodeError as error:
+        raise BadOptions(f"invalid JSON at character {error.pos + 1}") from None
+    except RecursionError:
+        raise BadOptions("invalid JSON: nested too deeply") from None
+    except ValueError as error:
         raise BadOptions(f"invalid JSON: {error}") from None
     name, own = _STRUCTS.get(what, _STRUCTS["VARZ"])
     if found is None:

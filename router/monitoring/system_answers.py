@@ -112,8 +112,10 @@ class SystemAnswers:
         try:
             asked = request_options(words[-1] if words[1:] != ["PING"] else "STATSZ", body)
         except BadOptions as error:
+            if words[-1:] == ["CONNS"]:  # as in nats-server, like the next but one
+                raise Unasked from None
             return advisory.failure(self._named(), 400, str(error))
-        if not self._is_meant(asked):
+        if words[-1:] != ["CONNS"] and not self._is_meant(asked):
             raise Unasked
         if account != self._view.options.system_account:
             what = advisory.ABOUT_ONES_OWN.get(subject.encode())

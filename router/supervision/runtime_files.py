@@ -8,6 +8,7 @@ Not here: clients' sockets (`router.listening.listeners`) and log files (`shards
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import socket
@@ -116,7 +117,7 @@ class RuntimeFiles:
 
         Link sockets are restored by the shards: see missing_links(). Cheap: to be called several times a second.
         """
-        problem, is_other = "", False
+        what, problem, is_other = "Somebody removed what this broker needs", "", False
         try:
             for directory in self._directories:
                 for path in directory.mend():
@@ -129,8 +130,10 @@ class RuntimeFiles:
             problem = str(error)
         except OSError as error:
             problem = f"cannot make {self._operator_path} again: {error.strerror}"
+            if error.errno in (errno.EMFILE, errno.ENFILE) and error.filename:  # opened to look what it has
+                what, problem = "Cannot look after this broker's files", f"{error.filename}: {error.strerror}"
         if problem and problem != self._problem:
-            log.error("Somebody removed what this broker needs: %s. Trying again until it can be had", problem)
+            log.error("%s: %s. Trying again until it can be had", what, problem)
         self._problem = problem
         return is_other
 

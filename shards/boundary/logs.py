@@ -59,7 +59,7 @@ _STRING_OR_PAIR = (
 # A CONNECT as -V shows it. Of one that is not JSON nobody can tell where a value ends.
 _CONNECT = r"- \[CONNECT\b\s*(.*)"
 _SECRET_AND_REST = rf"""(\b{_NAMES}\b["'}}\s:=]*).+"""
-_URL_PASSWORD = r"(://[^/\s:@]*:)[^@\s/]+@"
+_URL_PASSWORD = r"(://[^/\s:@]*:)[^\s/]+@"
 _SECRET_HINTS = ("pass", "token", "jwt", "sig", "seed", "://", "\\u")
 _CONTROL = {byte: f"\\x{byte:02x}" for byte in range(0x20) if byte != 0x09}
 _CONTROL |= {0x0A: "\\n", 0x0D: "\\r"}
@@ -121,7 +121,7 @@ class LineFormatter(logging.Formatter):
             text = f"{record.msg!s} {record.args!r}"
         lines = [without_secrets(text)]
         if record.exc_info:
-            lines += self.formatException(record.exc_info).splitlines()
+            lines += map(without_secrets, self.formatException(record.exc_info).splitlines())
         if self._json:
             return self._json_line(record, lines)
         head = self._head(record) + self._prefix
@@ -166,7 +166,11 @@ def _fields(record: logging.LogRecord) -> dict[str, object]:
     found = getattr(record, "log_fields", None)
     for argument in record.args if isinstance(record.args, tuple) else ():
         found = found or getattr(argument, "log_fields", None)
-    return {key: utf8_text(value) if isinstance(value, str) else value for key, value in (found or {}).items()}
+    return {key: _shown(value) if isinstance(value, str) else value for key, value in (found or {}).items()}
+
+
+def _shown(text: str) -> str:
+    return utf8_text(without_secrets(text))
 
 
 class LineHandler(logging.Handler):

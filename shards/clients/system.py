@@ -231,7 +231,7 @@ class System:
             self._listen_later(AGAIN_S)
             return
         self._is_deaf = False
-        for sid, subject in enumerate(advisory.request_subjects(self._server.server_id)):
+        for sid, subject in enumerate(advisory.request_subjects(self._server)):
             self._inbox.connection.post(b"SUB %b _sys_ %d\r\n" % (subject.encode(), sid))
         if self._server.options.cluster.port:
             self._inbox.connection.post(b"SUB %b* counts\r\n" % self._count_prefix)

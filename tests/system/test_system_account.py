@@ -710,6 +710,25 @@ async def test_who_reads_no_other_info_cannot_be_told_to_go(cluster):
             await client.expect_quiet()
 
 
+async def test_the_number_of_connections_of_an_account_is_told_whichever_servers_are_meant(cluster):
+    await cluster.client_on(0, said("a"))
+    asker = await cluster.client_on(0, said("s"))
+    for body in ({"server_name": "nobody"}, {"host": "nowhere", "exact_match": True}, {"tags": ["none"]}):
+        assert (await ask(asker, "$SYS.REQ.ACCOUNT.A.CONNS", body))["acc"] == "A"
+    subject = "$SYS.REQ.ACCOUNT.A.CONNS"
+    await asker.send(f"SUB malformed 1\r\nPUB {subject} malformed 2\r\n[]\r\nPUB {subject} malformed 1\r\nx\r\n")
+    assert (await ask(asker, subject))["acc"] == "A"
+    assert not asker.inbox
+
+
+@pytest.mark.kinds("gnatswarm-1", "gnatswarm-2", "gnatswarm-4", "nats-server")
+async def test_as_2_9_nobody_answers_what_newer_servers_are_asked(cluster):
+    asker = await cluster.client_on(0, said("s"))
+    own_id = asker.info["server_id"]
+    for what in ("PING.IDZ", f"{own_id}.IDZ", f"{own_id}.RELOAD"):
+        assert await ask(asker, f"$SYS.REQ.SERVER.{what}") is None
+
+
 @pytest.mark.kinds(*NEWER)
 async def test_a_server_says_its_name(cluster):
     asker = await cluster.client_on(0, said("s"))

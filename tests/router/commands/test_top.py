@@ -252,6 +252,19 @@ def page_of(body: bytes) -> bytes:
     return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
 
 
+@pytest.mark.parametrize("number", ["1" + "0" * 400, "1e999"])
+@pytest.mark.parametrize("key", ["mem", "in_bytes", "connections"])
+def test_a_number_that_no_broker_has_is_said_in_one_line(
+    key: str, number: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    general = {**GENERAL, "now": "2026-02-03T04:05:06Z", key: json.loads(number)}
+    pages = {"varz": general, "connz": {"connections": [], "total": 0, "num_connections": 0}}
+    monkeypatch.setattr(top.PagesClient, "get", lambda _, page: pages.get(page.partition("?")[0]))
+    code = top.run("127.0.0.1:1", looks=1)
+    error = capsys.readouterr().err
+    assert (code, error) in ((0, ""), (1, "gnatswarm: http://127.0.0.1:1: these are not a broker's monitoring pages\n"))
+
+
 @pytest.mark.parametrize(
     ("answer", "why"),
     [

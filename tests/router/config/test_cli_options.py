@@ -93,6 +93,8 @@ def get(options: Options, field: str) -> Any:
         ("server_tags: one", "server_tags", ("one",)),
         ("syslog: true", "logging.syslog", True),
         ("remote_syslog: 'tcp://h:514'", "logging.remote_syslog", "tcp://h:514"),
+        ("remote_syslog: 'tcp://u:s3cr3t@x@h:514'", "logging.remote_syslog", "tcp://h:514"),
+        ("remote_syslog: 'unix:///dev/log'", "logging.remote_syslog", "unix:///dev/log"),
         ("server_metadata { b: c, 'a b': '5' }", "server_metadata", (("a b", "5"), ("b", "c"))),
         ("server_metadata {}", "server_metadata", ()),
         ("client_advertise: 'a:1'", "client_advertise", "a:1"),
@@ -491,6 +493,29 @@ def test_what_newer_servers_have_and_restricts_nothing_is_accepted(built: Build,
     assert built(block).options.notices == ()
 
 
+RSA, CBC = "TLS_RSA_WITH_AES_128_GCM_SHA256", "TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA256"
+INSECURE = "insecure cipher suites configured without 'allow_insecure_cipher_suites' option set"
+
+
+@pytest.mark.parametrize(
+    "block",
+    ["TLS", "cluster { name: c, port: -1, TLS }", "leafnodes { port: -1, TLS }", "websocket { port: -1, TLS }"],
+)
+def test_insecure_cipher_suites_have_to_be_allowed_as_2_15(built: Build, authority: Authority, block: str) -> None:
+    def text(suites: str, more: str = "") -> str:
+        tls = f"tls {{ {authority.server().lines}, {more} cipher_suites: [ {suites} ] }}"
+        return block.replace("TLS", tls)
+
+    with pytest.raises(ConfigError, match=f"{INSECURE}: {RSA}, {CBC} — "):
+        built(f"{text(f'{RSA}, {CBC}')}\ncompatibility: '2.15'")
+    with pytest.raises(ConfigError, match=INSECURE):
+        built(text(CBC, "allow_insecure_cipher_suites: false,"))
+    built(text(f"{RSA}, {CBC}", "allow_insecure_cipher_suites: true,"))
+    built(text("TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA"))
+    older = built(f"{text(RSA)}\ncompatibility: '2.9'").options
+    assert not any("insecure" in notice for notice in older.notices)
+
+
 TLS_SETTINGS = (
     ("verify: true", "verify", True),
     ("verify_and_map: true", "verify_and_map", True),
@@ -746,6 +771,8 @@ def test_a_key_with_a_password_is_refused_instead_of_asked_for(
 
 def test_what_is_switched_off_needs_no_notice(built: Build) -> None:
     assert built("jetstream: disabled").options.notices == ()
+    assert built("jetstream: Disable").options.notices == ()
+    assert built("jetstream: enable").options.notices == built("jetstream: enabled").options.notices != ()
     assert built("jetstream: false").options.notices == ()
     assert built("", "-js=false").options.notices != ()  # that of the empty file
     assert not any("-js" in notice for notice in built("", "-js=false").options.notices)

@@ -50,8 +50,30 @@ SECRETS = [
     f"include [ {SECRET} ]",
     *(
         f'remote_syslog: "{url}"'
-        for url in (f"udp://u:{SECRET}@", f"udp://u:{SECRET}", f"tcp://u:{SECRET}/x@h:514", f"x://{SECRET}@h:514")
+        for url in (
+            f"udp://u:{SECRET}@",
+            f"udp://u:{SECRET}",
+            f"tcp://u:{SECRET}/x@h:514",
+            f"x://{SECRET}@h:514",
+            f"udp:/u:{SECRET}@h:99999",
+            f"udp:u:{SECRET}@h:99999",
+            f"UDP:/u:{SECRET}",
+            f"u:{SECRET}@h:514",
+            f"//u:{SECRET}@h:514",
+            f"udp://u:x@{SECRET}@h:99999",
+        )
     ),
+]
+MISSPELT_URLS = [
+    f"nats://u:{SECRET}@h:4222",
+    f"NATS://u:{SECRET}@h:4222",
+    f"nats:/u:{SECRET}@h:4222",
+    f"nats:u:{SECRET}@h:4222",
+    f"//u:{SECRET}@h:4222",
+    f"u:{SECRET}@h:4222",
+    f"u:{SECRET}@h",
+    f"nats://u:x@{SECRET}@h:4222",
+    f"nats://u:x/{SECRET}@h:4222",
 ]
 
 
@@ -60,6 +82,24 @@ def test_no_secret_is_shown(tmp_path, text):
     lines = [line for line in shown(tmp_path, text) if " | " in line]
     assert lines
     assert not any(SECRET in line for line in lines)
+
+
+@pytest.mark.parametrize("key", ["listen", "http", "port", "compatibility", "write_deadline"])
+@pytest.mark.parametrize("url", MISSPELT_URLS)
+def test_no_error_has_the_password_of_a_url(tmp_path, key, url):
+    lines = shown(tmp_path, f'{key}: "{url}"')
+    assert f"1:1: {key}: " in lines[0]
+    assert not any(SECRET in line for line in lines)
+
+
+@pytest.mark.parametrize("value", ["[::1]:99999", "127.0.0.1:99999", "/a/b:1", "a b", "10x", "udp://h:99999"])
+def test_a_value_without_a_password_is_shown(tmp_path, value):
+    assert f'    1 | max_payload: "{value}"' in shown(tmp_path, f'max_payload: "{value}"')
+
+
+def test_a_name_with_an_at_sign_is_shown(tmp_path):
+    lines = shown(tmp_path, 'authorization { users: [ {user: "a@b.c", pass: p}, {user: "a@b.c", pass: p} ] }')
+    assert 'Duplicate user "a@b.c" detected' in lines[0]
 
 
 def test_a_long_line_is_cut_around_the_place(tmp_path):

@@ -45,7 +45,8 @@ def test_what_is_said_is_what_is_meant(built: Build) -> None:
 accounts {
   A {
     exports: [ {stream: "s.>"}, {stream: p, accounts: [B, A]}, {service: q, response_type: Stream, threshold: "5s"}
-               {service: r, response: chunked, response_time: "0s"} ]
+               {service: r, response: chunked, response_time: "0s"}
+               {service: u, response: Single}, {service: v, response: CHUNK} ]
     mappings { foo: bar, "w.*": [ {destination: "a.$1", weight: 20%}, {dest: "b.$1", weight: 30} ], same: same }
   }
   B {
@@ -61,6 +62,8 @@ mappings { loss: {destination: loss, weight: 10%} }
         Export("p", is_service=False, accounts=("B", "A")),
         Export("q", is_service=True, response="stream", threshold_s=5.0),
         Export("r", is_service=True, response="chunked"),
+        Export("u", is_service=True, response="singleton"),
+        Export("v", is_service=True, response="chunked"),
     )
     assert b.imports == (
         Import("A", "s.*", is_service=False, to="x.s.*"),

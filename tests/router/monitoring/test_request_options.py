@@ -68,6 +68,20 @@ def test_what_is_no_json_is_refused(body: bytes) -> None:
         request_options("CONNZ", body)
 
 
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b"x", "invalid JSON at character 1"),
+        (b'{"cid": 1} x', "invalid JSON at character 12"),
+        (b'{"x":' + b"[" * 100_000, "invalid JSON: nested too deeply"),
+    ],
+)
+def test_what_is_wrong_with_it_is_said_in_our_words(body: bytes, why: str) -> None:
+    with pytest.raises(BadOptions) as refused:
+        request_options("KICK", body)
+    assert str(refused.value) == why
+
+
 def test_a_number_of_a_million_digits_takes_no_time() -> None:
     with pytest.raises(BadOptions, match="of type uint64"):
         request_options("CONNZ", b'{"cid": ' + b"9" * 1_000_000 + b"}")

@@ -121,6 +121,7 @@ def test_json_lines_when_asked_for(tmp_path: pathlib.Path) -> None:
         ("cid:1 - <<- [CONNECT {x:5}]", "cid:1 - <<- [CONNECT {x:5}]"),
         ("password = 'x y'", 'password = "[REDACTED]"'),
         ("dialling nats://u:p@host:4222", "dialling nats://u:[REDACTED]@host:4222"),
+        ("NATS://u:p@q@host:4222,nats://v:r@h/x@y", "NATS://u:[REDACTED]@host:4222,nats://v:[REDACTED]@h/x@y"),
         ("t.conf:1:1: pass: expected text, not a number", "t.conf:1:1: pass: expected text, not a number"),
         ("signal reload, seed 5", "signal reload, seed 5"),
     ],
@@ -370,6 +371,19 @@ def test_json_lines_name_the_client_in_fields_and_the_time_as_everybody_does(tmp
     moment = datetime.datetime.fromisoformat(first["time"])
     assert moment.utcoffset() == datetime.timedelta(0)
     assert round(moment.timestamp() * 1e6) == first["time_us"]
+
+
+def test_no_field_of_a_json_line_has_a_secret(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "log"
+    logs.configure(Logging(file=str(path), format="json"), process_label="shard 1")
+    fields = {"cid": 9, "user": "a://u:hunter@h", "account": '{"pass":"hunter"}'}
+    try:
+        raise OSError("cannot dial nats://u:hunter@h")
+    except OSError:
+        log.exception("refused", extra={"log_fields": fields})
+    (row,) = map(json.loads, lines(path))
+    assert (row["cid"], row["user"], row["account"]) == (9, "a://u:[REDACTED]@h", '{"pass":"[REDACTED]"}')
+    assert row["traceback"][-1] == "OSError: cannot dial nats://u:[REDACTED]@h"
 
 
 def test_a_log_that_cannot_be_opened_after_its_rotation_is_opened_when_that_is_possible(
