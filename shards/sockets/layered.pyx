@@ -517,7 +517,7 @@ cdef class LayeredSocket(Socket):
         return self.end_if_over()
 
     cdef int answer(self) except -1:
-        """Send the response to an upgrade, or pongs. Behind a close frame nothing is sent (RFC 6455, section 5.5.1): one
+        """Send the response to an upgrade, or pongs. Behind a close frame nothing is sent (RFC 6455, section 5.5.1): it
         waits for what the operations before the other end's have caused, until part()."""
         cdef object answer = None if self.frames.is_over and self.frames.is_open else self.frames.take_answer()
         if answer:

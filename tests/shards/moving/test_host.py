@@ -347,7 +347,7 @@ def limited() -> Options:
     return Options(users=(*options().users, User("b", "x", publish_limits=PublishLimits(messages=1))))
 
 
-async def begin_to_move_and_be_reset(two: LinkedShards, user: str) -> tuple[ClientSession, Client, Client]:
+async def begin_to_move_and_be_reset(two: LinkedShards, user: str) -> tuple[ClientSession, Client]:
     """A client that has published 50 messages and was reset, its session, and who hears them.
 
     It begins to move, and then a message for it shows that it takes nothing more.
@@ -372,7 +372,7 @@ async def begin_to_move_and_be_reset(two: LinkedShards, user: str) -> tuple[Clie
     listener.send(b"PUB flood 1\r\n.\r\n" * 2)
     old.one.shard.reactor.turn()
     assert session.connection.is_moving
-    return session, client, listener
+    return session, listener
 
 
 @pytest.mark.parametrize("stays", [False, True], ids=["moves", "stays"])
@@ -380,7 +380,7 @@ async def test_what_a_client_had_published_before_a_reset_is_carried_out_though_
     two: LinkedShards, caplog: pytest.LogCaptureFixture, *, stays: bool
 ) -> None:
     old, new = two.shards
-    session, _, listener = await begin_to_move_and_be_reset(two, "a")
+    session, listener = await begin_to_move_and_be_reset(two, "a")
     cid = session.connection.cid
     if stays:
         old.moves.stop()
@@ -399,7 +399,7 @@ async def test_who_takes_nothing_more_has_no_subscriptions_where_it_goes_on(
     try:
         await two.link()
         old, new = two.shards
-        session, _, listener = await begin_to_move_and_be_reset(two, "b")
+        session, _ = await begin_to_move_and_be_reset(two, "b")
         cid = session.connection.cid
         if stays:
             old.moves.stop()
