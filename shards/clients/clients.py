@@ -680,6 +680,20 @@ class Clients:
                 session.socket.kick(reason)
         self._reactor.finish()
 
+    def hear_out_ended(self) -> set[int]:
+        """Carry out what clients sent that have closed, without their publish_limits; who they are.
+
+        Their rate does not matter any more, and this shard does not wait for them.
+        """
+        ended: set[int] = set()
+        for cid, session in self.open.items():
+            if self.allowances.of(session.user, session.account) is not None and session.has_ended:
+                ended.add(cid)
+                session.connection.allow(None)
+                session.connection.publish_again()
+        self._reactor.finish()
+        return ended
+
     def is_deaf(self, cid: int) -> bool:
         """Whether this client is here, and reads no other INFO now: it understands none, or has had no PONG."""
         session = self.open.get(cid)

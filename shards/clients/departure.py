@@ -75,6 +75,7 @@ class Departure:
         self._accepted = clients.accepted
         self._accepted_s = self._started_s
         self._to_close = -1  # how many there were when closing began
+        self._ending: set[int] = set()  # those that have ended, and are heard out
         self._mover = mover
         self._is_moving = mover is not None
         self._is_awaited = is_awaited
@@ -101,9 +102,7 @@ class Departure:
             self._on_done()
             return
         passed_s = now_s - self._started_s - self._grace_s
-        if passed_s >= 0:
-            if self._to_close < 0:
-                self._begin_to_close()
+        if passed_s >= 0 and (self._to_close >= 0 or self._begin_to_close()):
             self._close_some(1.0 if self._spread_s <= 0 else min(1.0, passed_s / self._spread_s))
         if passed_s >= self._spread_s and not self._clients.open:
             self._on_done()
@@ -119,22 +118,29 @@ class Departure:
         self._is_moving = False
         if self._clients.open:
             why = f": {why}" if why else ""
-            logger.info("Leaving: %d clients did not move, and are told%s", len(self._clients.open), why)
+            n_behind = sum(session.connection.pending_bytes > 0 for session in self._clients.open.values())
+            behind = f" ({n_behind} of them behind what they have not read, if they read it)" if n_behind else ""
+            logger.info("Leaving: %d clients did not move, and are told%s%s", len(self._clients.open), behind, why)
         self._clients.announce_departure()
+        self._ending |= self._clients.hear_out_ended()
 
-    def _begin_to_close(self) -> None:
+    def _begin_to_close(self) -> bool:
+        """Whether clients can be closed at once: not where some that have ended are just being heard out."""
         self._to_close = len(self._clients.open)
         if self._mover is None and self._to_close:
             self._spread_s = min(self._spread_s, LONGEST_INTERVAL_S * self._to_close)
+        ending = self._clients.hear_out_ended()
+        self._ending |= ending
+        return not ending
 
     def _close_some(self, share: float) -> None:
-        """Close clients until `share` of the first count is gone; those with pending bytes last."""
+        """Close clients until `share` of the first count is gone: late those with pending bytes, last who has ended."""
         excess = len(self._clients.open) - int(self._to_close * (1.0 - share))
         if excess <= 0:
             return
 
-        def pending(session: ClientSession) -> bool:
-            return session.connection.pending_bytes > 0
+        def lateness(session: ClientSession) -> tuple[bool, bool]:
+            return session.connection.cid in self._ending, session.connection.pending_bytes > 0
 
-        chosen = sorted(self._clients.open.values(), key=pending)[:excess]
+        chosen = sorted(self._clients.open.values(), key=lateness)[:excess]
         self._clients.close(chosen, CloseReason.SERVER_SHUTDOWN)

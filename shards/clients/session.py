@@ -501,6 +501,7 @@ class ClientSession:
             raise AuthorizationViolation
         self.enter(identity)
         self.admission = Admission(identity, is_anonymous=True, kind=self.connection_type)
+        self.cookies = None
         self.connection.authenticated()
         self._clients.on_connected(self, is_announced=self._clients.is_like_newer)
 
@@ -605,6 +606,11 @@ class ClientSession:
         more = f" ({revoked.n} since the last line)" if revoked.n > 1 else ""
         logger.info("%s - Removed sub %s, not authorized%s", self, what, more)
         revoked.n, revoked.logged_s = 0, now_s
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the other end has closed, though not all that it sent may have been read."""
+        return self.socket is not None and self.socket.is_hung_up
 
     @property
     def has_tls_here(self) -> bool:

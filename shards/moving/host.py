@@ -23,7 +23,6 @@ from gnatswarm.shards.boundary.linkdir import path_for_moves
 from gnatswarm.shards.clients import moved as records
 from gnatswarm.shards.moving.move_channel import (
     CHANNEL_VERSION,
-    CLOSED_ALREADY,
     Door,
     Ended,
     Gone,
@@ -448,8 +447,7 @@ class Host:
                         return
                     self._here.pop(cid, None)
                 why = f"client {cid} was not announced, or is not as it was announced"
-        level = logging.DEBUG if why == CLOSED_ALREADY else logging.ERROR
-        logger.log(level, "a client from shard %d is refused, and closed: %s", old, why)
+        logger.error("a client from shard %d is refused, and closed: %s", old, why)
         self._clients.lost_on_its_way()
         if fd >= 0:
             self._refuse(fd)

@@ -17,7 +17,6 @@ from gnatswarm.broker.access.certificate_names import CertificateNames
 from gnatswarm.shards.boundary.linkdir import path_for_moves
 from gnatswarm.shards.moving.move_channel import (
     CHANNEL_VERSION,
-    CLOSED_ALREADY,
     Door,
     HandedOver,
     Hello,
@@ -112,10 +111,6 @@ class LeafArrivals:
     def _arrive(self, record: bytes, fd: int) -> str:
         """Pass it on; returns why that is not possible, or ""."""
         why = objection_to_descriptor(fd)
-        if why == CLOSED_ALREADY:
-            logger.debug("a leaf node from a shard is not taken: %s", why)
-            os.close(fd)
-            return ""
         if why:
             return why
         try:

@@ -96,12 +96,8 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 
 
-# The end of a client, not a mistake of the shard that it comes from.
-CLOSED_ALREADY = "its connection is closed already"
-
-
 def objection_to_descriptor(fd: int) -> str:
-    """Why this is not a client's connection; "" if it may be one."""
+    """Why this is not a client's connection; "" if it may be one. What one that was reset had sent is still read."""
     if fd == NOT_RECEIVED:
         return "no descriptor came with it: this process has too many"
     try:
@@ -112,11 +108,8 @@ def objection_to_descriptor(fd: int) -> str:
     try:
         if sock.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE) != socket.SOCK_STREAM:
             return "its descriptor is no stream socket"
-        try:
-            sock.getpeername()
-        except OSError:
-            is_listening = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-            return "its descriptor is a listening socket" if is_listening else CLOSED_ALREADY
+        if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            return "its descriptor is a listening socket"
     finally:
         sock.detach()
     return ""

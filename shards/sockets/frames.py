@@ -372,9 +372,9 @@ class Frames:
         return Frame(Opcode.BINARY, data).serialize(mask=False, extensions=extensions)
 
     def farewell(self, reason: int) -> bytes:
-        """A close frame for a CloseReason; b"" when one was sent already."""
+        """A close frame for a CloseReason, or the answer to the other end's; b"" when one was sent already."""
         if self._protocol.state is not OPEN:
-            return b""
+            return self.take_answer()
         why = CloseReason(reason)
         code = CloseCode.POLICY_VIOLATION if why in _POLICY else _CODES.get(why, CloseCode.INTERNAL_ERROR)
         self._protocol.send_close(code, why.text)

@@ -56,6 +56,7 @@ cdef class LayeredSocket(Socket):
     cdef int shake(self) except -1
     cdef int decrypt(self) except -1
     cdef int unframe(self, object data) except -1
+    cdef int answer(self) except -1
     cdef bint is_paused(self) except -1
     cdef int go_on(self) except -1
     cdef int give_way(self) except -1

@@ -150,6 +150,11 @@ cdef class LayeredSocket(Socket):
             unsent=self.unsent[self.unsent_at:] if self.unsent is not None and self.tls is None else b"")
 
     @property
+    def is_hung_up(self) -> bool:
+        """Also where a layer has said so: who ends TLS may wait for the answer before it closes."""
+        return self.has_ended or (self.frames is not None and self.frames.is_over) or Socket.is_hung_up.__get__(self)
+
+    @property
     def has_tls(self) -> bool:
         """Whether the wire is encrypted."""
         return self.tls is not None
@@ -476,7 +481,7 @@ cdef class LayeredSocket(Socket):
 
     cdef int unframe(self, object data) except -1:
         """Take bytes of the WebSocket layer: the upgrade, or frames."""
-        cdef object answer, payload
+        cdef object payload
         cdef bint was_open = self.frames.is_open
         cdef uint64_t started
         if not was_open:
@@ -485,9 +490,7 @@ cdef class LayeredSocket(Socket):
             self.reactor.round.opening_us += monotonic_us() - started
         else:
             payloads = self.frames.receive(data)
-        answer = self.frames.take_answer()
-        if answer:
-            self.queue(answer)
+        self.answer()
         if not was_open:
             if self.frames.is_over:
                 return self.fail(self.frames.error, None)
@@ -510,10 +513,16 @@ cdef class LayeredSocket(Socket):
             if not self.is_paused() or not self.may_take() or self.give_way():
                 break
             payloads = self.frames.receive(b"")   # nobody would read it on
-            answer = self.frames.take_answer()
-            if answer:
-                self.queue(answer)
+            self.answer()
         return self.end_if_over()
+
+    cdef int answer(self) except -1:
+        """Send the response to an upgrade, or pongs. Behind a close frame nothing is sent (RFC 6455, section 5.5.1): it
+        waits for what the operations before the other end's have caused, until part()."""
+        cdef object answer = None if self.frames.is_over and self.frames.is_open else self.frames.take_answer()
+        if answer:
+            self.queue(answer)
+        return 0
 
     cdef bint is_paused(self) except -1:
         return self.frames is not None and self.frames.is_paused
@@ -537,8 +546,10 @@ cdef class LayeredSocket(Socket):
         cdef bint is_over = self.frames is not None and self.frames.is_over
         if not (is_over or self.has_ended) or self.peer.is_closing or self.peer.holds or self.kept or self.is_paused():
             return 0
-        if is_over and self.frames.error:
-            self.owner.on_wire_error(self.frames.error)
+        if is_over:
+            if self.frames.error:
+                self.owner.on_wire_error(self.frames.error)
+            self.flush()
         self.peer.close(self.frames.close_reason if is_over else CLOSE_CLIENT_CLOSED)
         out_call(&self.peer.out)
         return 0

@@ -306,6 +306,7 @@ cdef class Socket(Source):
         """Nothing more can be sent. What the other end had said before it closed is read, and the end after it.
 
         A client has no subscriptions any more then: as a member of a queue group it would take what others could have.
+        Of one that moves, shards have agreed on them: what it is sent waits until it goes on, in whichever shard.
         """
         cdef OutBuf *out = &self.peer.out
         if error not in (EPIPE, ECONNRESET):
@@ -313,8 +314,12 @@ cdef class Socket(Source):
         if not isinstance(self.peer, ClientConnection):
             out.is_blocked = 1
         elif not out.is_deaf:
-            if out.close_reason != CLOSE_NONE or out.moving != MOVING_NOT:
+            if out.close_reason != CLOSE_NONE:
                 return False
+            if out.moving != MOVING_NOT:
+                out.is_blocked = 1
+                self.arm(self.armed & ~<uint32_t>EPOLLOUT)
+                return True
             out.is_deaf = 1
             out.is_blocked = 0
             out_condemn(out, CLOSE_CLIENT_CLOSED)   # (attend() goes on, behind the fan-out that this may be in)
@@ -920,6 +925,9 @@ cdef class Reactor:
                 socket.end()
                 continue
             try:
+                if unlikely(out.is_blocked and not socket.armed & EPOLLOUT) and not socket.peer.holds:
+                    out.is_blocked = 0      # (it took nothing while it moved, and stays)
+                    socket.flush()
                 if unlikely(out.is_deaf) and not socket.is_heard_out:
                     socket.hear_out()
                 if not socket.peer.holds:

@@ -29,8 +29,11 @@ cdef class ProbeSocket:
     cdef readonly size_t largest_read   # … of those of the last feed()
     cdef readonly bint is_over       # closed, and its peer has left
     cdef readonly int reason         # why: CloseReason
+    cdef readonly bint is_reset      # the other end has gone: it takes nothing, and what it had sent is to be read
+    cdef bint is_heard_out           # its peer was told so
     cdef readonly bytes unsent       # when it was closed, what waited for the kernel to take it
     cdef void flush(self) noexcept
+    cdef void refuse(self) noexcept
     cdef bytes waiting(self, size_t skip)
     cdef int pump(self, pieces) except -1
 
@@ -53,3 +56,4 @@ cdef class Probe:
     cdef object limits
     cdef public uint64_t last_cid    # client ids go on from here
     cdef bint is_brief               # see rest_often()
+    cdef int end_if_read(self, ProbeSocket socket) except -1

@@ -19,7 +19,7 @@ from gnatswarm.broker.mesh cimport Mesh
 from gnatswarm.broker.moves cimport Moves
 from gnatswarm.broker.outbuf cimport (
     Chunk, CLOSE_CLIENT_CLOSED, CLOSE_NONE, CLOSE_SLOW_CONSUMER_PENDING_BYTES, CLOSE_SLOW_CONSUMER_WRITE_DEADLINE,
-    MOVING_IN, iovec, out_gather, out_init, out_pending, out_take)
+    MOVING_IN, MOVING_NOT, iovec, out_condemn, out_gather, out_init, out_pending, out_take)
 from gnatswarm.broker.parser cimport (
     OP_HPUB, OP_MORE, OP_PUB, OP_UNKNOWN, Op, OpKind, Token, parse_op, parse_plain_publish,
 )
@@ -68,6 +68,9 @@ cdef class ProbeSocket:
         cdef OutBuf *out = &self.peer.out
         cdef size_t took, n
         cdef int i, count
+        if self.is_reset:
+            self.refuse()
+            return
         while out.head != NULL and not out.is_blocked and not self.is_over:
             took = 0
             count = out_gather(out, parts, 8)
@@ -87,6 +90,17 @@ cdef class ProbeSocket:
                 out.taken_us = out.box.now_us
             self.taken += took
             out_take(out, took)
+
+    cdef void refuse(self) noexcept:
+        """As Socket.hears_out() of shards.sockets.reactor."""
+        cdef OutBuf *out = &self.peer.out
+        if out.head == NULL or out.is_blocked or out.is_deaf or out.close_reason != CLOSE_NONE or self.is_over:
+            return
+        if out.moving != MOVING_NOT:
+            out.is_blocked = 1
+            return
+        out.is_deaf = 1
+        out_condemn(out, CLOSE_CLIENT_CLOSED)
 
     cdef int pump(self, pieces) except -1:
         """Lets the peer read what is unread, as far as it may."""
@@ -160,6 +174,11 @@ cdef class ProbeSocket:
     def set_stall_mark(self, size_t n):
         """Past so many pending bytes it is behind."""
         self.peer.out.stall_mark = n
+
+    @property
+    def is_deaf(self) -> bool:
+        """Whether it has been seen to take nothing more, and is read to its end."""
+        return self.peer.out.is_deaf
 
     @property
     def connection(self) -> ClientConnection:
@@ -399,11 +418,33 @@ cdef class Probe:
                 if out.owner == NULL:
                     continue
                 socket = <ProbeSocket>out.owner
-                if socket.peer.is_closing or out.close_reason != CLOSE_NONE:
+                if socket.peer.is_closing or (out.close_reason != CLOSE_NONE and not out.is_deaf):
                     self.end(socket)
-                elif not socket.peer.holds:
+                    continue
+                if socket.is_reset and out.is_blocked and not socket.peer.holds:
+                    out.is_blocked = 0
+                    socket.flush()
+                if out.is_deaf and not socket.is_heard_out:
+                    socket.is_heard_out = True
+                    (<ClientConnection>socket.peer).become_deaf()
+                if not socket.peer.holds:
                     socket.peer.resume(self.shared, self.room)
                     socket.pump(sizes)
+                    if socket.is_reset:
+                        self.end_if_read(socket)
+
+    def reset(self, ProbeSocket socket not None):
+        """The other end of a client's connection resets it: what is unread is still read, and its end then."""
+        socket.is_reset = True
+        socket.takes = -1
+        if not socket.peer.holds:
+            self.end_if_read(socket)
+        self.finish()
+
+    cdef int end_if_read(self, ProbeSocket socket) except -1:
+        if not socket.peer.holds and socket.unread_at == <size_t>len(socket.unread) and not socket.is_over:
+            self.end(socket)
+        return 0
 
     def end(self, ProbeSocket socket not None):
         """The socket is closed: what was queued goes out if the close has a word to say, and the client leaves."""

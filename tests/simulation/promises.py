@@ -298,6 +298,8 @@ def check_queue(history: History, reach: Reach, group: tuple[str, str], members:
     comes_until = max([message.acked_at, *late])
     if any(message.at <= one.gone_at <= comes_until for one in members):
         return  # it was lost with the connection of the member that was chosen
+    if any(one.is_lost_on(message) for one in members):
+        return
     if any(one.most != NEVER for one in members) and not any(one.must_have(message) for one in members):
         return  # the chosen member has reached its max, and others left meanwhile
     if any(one.lost_from <= message.acked_at and message.at <= one.gone_at for one in members):
@@ -536,7 +538,7 @@ def may_have_lost(sub: Subscription, message: Message) -> bool:
         return False
     if sub.is_outside:
         return True
-    if message.at <= sub.gone_at <= message.acked_at:
+    if message.at <= sub.gone_at <= message.acked_at or sub.is_lost_on(message):
         return True
     return sub.shard_died_at <= message.acked_at and message.at <= sub.death_known_at
 

@@ -200,6 +200,21 @@ PARTIAL_PATTERNS = (
     "sub gather settle pub 1 pub 2 drip 1 break carry drip 2 drip 1 carry drip 2 settle drip 1 drip 2 settle",
     "settle pub 1 retire tell pass drip 1 carry bring pass drip 1 drip 1 pass carry bring settle",
 )
+# The connections of clients that move are reset, behind messages that nobody has read yet: drawn apart, of worlds
+# without slow clients.
+RESET = "reset"
+SHARE_RESET = 0.2
+RESET_STEPS = ("hop", "carry", "reset", "reset")
+RESET_PATTERNS = (
+    "gather settle hop 1 reset pub carry pub carry bring settle",
+    "sub 1 ping 1 settle hop 1 carry pub reset pub carry hand carry pub bring settle",
+    "gather settle hop 1 pub reset stop pub carry settle",
+    "gather settle hop 1 reset pub carry break carry pub bring pass settle",
+    "gather gather settle empty carry reset pub reset carry pub bring pub settle",
+    "request 1 settle hop 1 reset answer carry answer bring settle",
+    "gather settle retire tell reset pub carry bring pass pub bring pass pass settle",
+    "gather settle hop 1 reset carry kill tell carry pub bring settle",
+)
 # Some clients want +OK, or are pedantic, and say what is wrong: drawn apart, of all worlds.
 VERBOSE = "verbose"
 SHARE_VERBOSE = 0.2
@@ -314,7 +329,7 @@ PATTERN_STEPS = (
 )
 # Words of worlds that the counts by kind do not tell apart.
 APART = (
-    *(DIRECT, NO_ECHO, ANEW, BOUNDS, BRIEF, EAGER, GRADUAL, GROWS, LASTING, LIMITED, LOCAL, MODEST, PARTIAL),
+    *(DIRECT, NO_ECHO, ANEW, BOUNDS, BRIEF, EAGER, GRADUAL, GROWS, LASTING, LIMITED, LOCAL, MODEST, PARTIAL, RESET),
     *(SPREAD, TRACED, UPWARD, VERBOSE),
 )
 MOST_STEPS = 300
@@ -438,6 +453,11 @@ def drawn(seed: int) -> Schedule:
     if schedule.has(GRADUAL):
         rng = random.Random(f"gradual patterns {seed}")
         schedule = replace(schedule, steps=with_some(rng, schedule.steps, list(GRADUAL_PATTERNS)))
+    if not schedule.has("slow"):
+        schedule = with_own_steps(seed, schedule, RESET, SHARE_RESET, RESET_STEPS)
+    if schedule.has(RESET):
+        rng = random.Random(f"reset patterns {seed}")
+        schedule = replace(schedule, steps=with_some(rng, schedule.steps, list(RESET_PATTERNS)))
     return schedule
 
 
@@ -657,7 +677,7 @@ def parsed(text: str) -> Schedule:
             - set(PATTERN_STEPS)
             - set(ROUTER_STEPS)
             - set(SERVER_STEPS)
-            - {"reload", "connect", "ask", "odd", "exceed", "grow", "tear", "bereave", "drip"}
+            - {"reload", "connect", "ask", "odd", "exceed", "grow", "tear", "bereave", "drip", RESET}
         )
         unknown |= set(features) - set(FEATURES) - set(LATER_FEATURES) - {*SERVER_FEATURES, *APART}
         if unknown:

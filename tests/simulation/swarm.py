@@ -304,6 +304,9 @@ class Clients:
     def announce_departure(self, *, with_tls_only: bool = False) -> None:
         pass
 
+    def hear_out_ended(self) -> set[int]:
+        return set()
+
     def close(self, sessions: Iterable[Any], _reason: CloseReason) -> None:
         self._process.engine.probe.finish()
         chosen = list(sessions)
@@ -508,7 +511,7 @@ class MoveHost:
         probe.take_in(one.socket, client)
         self._process.clients.add(one)
         self._process.swarm.movers.arrived(one, self._process, pending)
-        if client.close_reason:
+        if client.close_reason and not one.socket.is_deaf:
             probe.end(one.socket)
         elif not self._process.clients.is_holding:
             client.go_on()

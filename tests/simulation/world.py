@@ -50,6 +50,7 @@ from tests.simulation.schedule import (
     MOST_SHARDS_HERE,
     NO_ECHO,
     PARTIAL,
+    RESET,
     TRACED,
     VERBOSE,
     Schedule,
@@ -146,6 +147,7 @@ class Person:
     moves_since: int = NEVER  # the step at which its present move began
     moves_to: Process | None = None  # where that leads, or would have led if its connection had not closed
     is_on_its_way: bool = False  # neither shard has its socket
+    was_reset: bool = False  # while it moved: it says nothing more, and what it said is still to be read
     moved_at: int = NEVER  # the step at which its last move began
     detached_to: int = 0  # bytes queued for it when that was over
     detached_pending: int = 0  # of those, how many its new shard had not sent, if it is to be closed for them
@@ -159,7 +161,7 @@ class Person:
     @property
     def is_read(self) -> bool:
         """Whether the broker reads from it now, and it may send anything."""
-        is_busy = self.is_waiting or self.backlog or self.rest or self.socket.is_held
+        is_busy = self.is_waiting or self.backlog or self.rest or self.socket.is_held or self.was_reset
         return not (self.is_gone or self.is_on_its_way or is_busy)
 
     def believed_at(self, process: Process) -> bool:
@@ -702,6 +704,12 @@ class World:
             assert reason in REFUSALS, reason
         else:
             assert reason is CloseReason.CLIENT_CLOSED, f"client {person.number}: {reason}"
+            if person.was_reset:
+                self.note_taken(person)
+                is_excused = self.ended or person.process.departure is not None
+                assert not person.backlog or is_excused, f"client {person.number} was not heard to its end"
+                self.seen["heard out where it went"] += person.moved_at != NEVER
+                self.seen["heard out where it stayed"] += person.moved_at == NEVER
         if self.crowd is not None:
             self.crowd.go(person.number, person.process.number)
         self.go(person)
@@ -878,7 +886,7 @@ class World:
         else:
             person = self.one_of(step.who)
             if step.kind in OF_SOCKETS:
-                if not person.is_gone and not person.is_on_its_way:
+                if not person.is_gone and not person.is_on_its_way and not person.was_reset:
                     OF_SOCKETS[step.kind](self, person, step)
             elif person.is_read:
                 OF_CLIENTS[step.kind](self, person, step)
@@ -2098,6 +2106,28 @@ class World:
         if others and not person.is_gone and not person.is_on_its_way:
             self.begin_move(person.process, others[step.which % len(others)], [person], 1)
 
+    def do_reset(self, step: Step) -> None:
+        """The connection of a client that moves is reset, behind messages that nobody has read yet."""
+        if not self.schedule.has(RESET):
+            return
+        moving = [
+            one
+            for one in self.people
+            if not (one.is_gone or one.is_on_its_way or one.rest or one.was_reset or one.socket.close_reason)
+            and one.client.connection.is_moving
+        ]
+        if not moving:
+            return
+        person = moving[step.who % len(moving)]
+        subject = self.subjects[step.which % len(self.subjects)]
+        for _ in range(1 + step.much % 3):
+            person.client.feed(self.publish(person, subject, 0))
+        person.was_reset = True
+        for sub in person.subscriptions:
+            sub.deaf_from = min(person.moves_since, self.now)
+        person.process.engine.probe.reset(person.client.socket)
+        self.seen["reset while it moves"] += 1
+
     def do_empty(self, step: Step) -> None:
         """All clients of a shard begin to move to another."""
         alive = self.swarm.ready
@@ -2311,6 +2341,7 @@ class World:
         self.look()
         self.rest()
         assert not any(one.is_waiting for one in self.people if not one.is_gone), "a fence did not pass in the end"
+        assert not any(one.was_reset for one in self.people if not one.is_gone), "who was reset is still there"
         for person in self.people:
             if not person.is_gone:
                 assert not person.backlog and not person.client.socket.is_held, f"{person} waits for ever"
@@ -2426,6 +2457,7 @@ ALONE: dict[str, Callable[[World, Step], None]] = {
     "adopt": World.do_adopt,
     "move": World.do_move,
     "hop": World.do_hop,
+    "reset": World.do_reset,
     "empty": World.do_empty,
     "rush": World.do_rush,
     "bring": World.do_bring,

@@ -44,6 +44,10 @@ class Client:
         await asyncio.get_running_loop().sock_sendall(self._sock, data)
         return (await self.wait(wanted)).removeprefix(b"PING\r\n")
 
+    def send(self, data: bytes) -> None:
+        """As much as the kernel takes at once."""
+        self._sock.sendall(data)
+
     def close(self) -> None:
         self._sock.close()
 

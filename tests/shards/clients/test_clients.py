@@ -14,7 +14,17 @@ import pytest
 from gnatswarm.broker.access.certificate_names import CertificateNames
 from gnatswarm.broker.errors import CloseReason
 from gnatswarm.broker.limits import Limits
-from gnatswarm.broker.options import Account, Export, Import, Options, Permissions, Tls, User, WebSocket
+from gnatswarm.broker.options import (
+    Account,
+    Export,
+    Import,
+    Options,
+    Permissions,
+    PublishLimits,
+    Tls,
+    User,
+    WebSocket,
+)
 from gnatswarm.shards.boundary.control import ClusterNews
 from gnatswarm.shards.clients import clients as clients_module
 from gnatswarm.shards.clients import passwords
@@ -611,3 +621,25 @@ async def test_a_reload_does_not_touch_who_has_not_said_yet_who_it_is(after: Opt
     else:
         assert await guest.talk(b"PING\r\n") == b"PONG\r\n"
     house.close()
+
+
+async def test_who_has_ended_is_heard_out_without_its_limit_and_others_keep_theirs() -> None:
+    """A shard that leaves does not wait for the rate of those who have gone."""
+    house = OneShard(Options(users=(User("a", publish_limits=PublishLimits(messages=2, stall_s=0)),), no_auth_user="a"))
+    try:
+        clients = house.shard.clients
+        ended, stays = house.connect(), house.connect()
+        for client in (ended, stays):
+            await client.talk(b"PING\r\n")
+            client.send(b"PUB a 1\r\n.\r\n" * 50)
+        connections = [session.connection for session in clients.open.values()]
+        await until(lambda: sum(one.in_msgs for one in connections) >= 2)
+        assert connections[0].in_msgs < 50
+        assert clients.hear_out_ended() == set()
+        ended.close()
+        assert clients.hear_out_ended() == {1}
+        await until(lambda: 1 not in clients.open)
+        assert connections[0].in_msgs == 50
+        assert connections[1].in_msgs < 50 and not connections[1].is_closing
+    finally:
+        house.close()

@@ -50,6 +50,8 @@ class Clients:
     accepted: int = 0
     told: int = 0
     closed: list[tuple[float, int]] = field(default_factory=list)
+    ended: set[int] = field(default_factory=set)  # the other end has closed, and what it sent is still to be read
+    heard_out_s: list[float] = field(default_factory=list)
     passwords: Any = field(default_factory=lambda: SimpleNamespace(close=lambda: None))
 
     def come(self, *, pending_bytes: int = 0) -> None:
@@ -59,6 +61,10 @@ class Clients:
 
     def announce_departure(self, *, with_tls_only: bool = False) -> None:
         self.told += not with_tls_only
+
+    def hear_out_ended(self) -> set[int]:
+        self.heard_out_s.append(self.clock.now_s)
+        return self.ended & set(self.open)
 
     def close(self, sessions: Iterable[Any], reason: CloseReason) -> None:
         assert reason is CloseReason.SERVER_SHUTDOWN
@@ -375,3 +381,32 @@ def test_the_log_says_why_clients_did_not_move(
     Leaving(clock, clients, grace_s=5.0, spread_s=5.0, quiet_s=1.0, mover=Mover(clock))
     clock.advance(5.0)
     assert "Leaving: 1 clients did not move, and are told: 1: it has a reason" in caplog.messages
+
+
+@pytest.mark.parametrize(
+    ("pending_bytes", "how"), [(0, ""), (1, " (1 of them behind what they have not read, if they read it)")]
+)
+def test_the_log_says_who_is_told_behind_output_that_it_has_not_read(
+    clock: Clock, clients: Clients, caplog: pytest.LogCaptureFixture, pending_bytes: int, how: str
+) -> None:
+    caplog.set_level(logging.INFO)
+    clients.come(pending_bytes=pending_bytes)
+    Leaving(clock, clients, grace_s=5.0, spread_s=5.0, quiet_s=1.0, mover=Mover(clock))
+    clock.advance(5.0)
+    assert f"Leaving: 1 clients did not move, and are told{how}: 1: it has a reason" in caplog.messages
+
+
+@pytest.mark.parametrize("moves", [False, True])
+def test_who_has_ended_is_heard_out_before_anybody_is_closed_and_is_closed_last(
+    clock: Clock, clients: Clients, *, moves: bool
+) -> None:
+    for _ in range(3):
+        clients.come()
+    clients.ended = {1, 2}
+    began_s = clock.now_s
+    Leaving(clock, clients, grace_s=5.0, spread_s=0.0, quiet_s=1.0, mover=Mover(clock) if moves else None)
+    clock.advance(5.0 + 4 * STEP_S)
+    in_time = [at_s for at_s in clients.heard_out_s if at_s < began_s + 5.0]
+    assert len(in_time) == moves
+    assert clients.heard_out_s[-1] < clients.closed[0][0]
+    assert [cid for _, cid in clients.closed] == [3, 1, 2]

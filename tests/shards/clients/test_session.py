@@ -80,6 +80,23 @@ async def test_a_clock_that_is_set_before_connect_is_in_no_round_trip(
         house.close()
 
 
+@pytest.mark.parametrize("has_cookies", [False, True])
+async def test_a_guest_who_sends_no_connect_can_move(*, has_cookies: bool) -> None:
+    """Its cookies are for a CONNECT, which would be its second log-in."""
+    house = OneShard(Options(users=(User("a", "p"),), no_auth_user="a"))
+    try:
+        client = house.connect()
+        await client.wait(b"}")
+        (session,) = house.shard.clients.open.values()
+        if has_cookies:
+            session.on_cookies(("b", "q", ""))
+            assert session.objection_to_freezing() == "it has not logged in yet"
+        await client.talk(b"PING\r\n")
+        assert session.objection_to_freezing() == ""
+    finally:
+        house.close()
+
+
 async def test_a_reload_that_revokes_many_subscriptions_serves_others_in_between(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import socket
+import struct
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ import pytest
 
 from gnatswarm.broker.freezer import freeze
 from gnatswarm.broker.frozen import OfferedClient, RecordRefused
-from gnatswarm.broker.options import Options, Permissions, User
+from gnatswarm.broker.options import Options, Permissions, PublishLimits, User
 from gnatswarm.shards.boundary.control import ClusterNews
 from gnatswarm.shards.boundary.linkdir import path_for_moves
 from gnatswarm.shards.clients import moved as records
@@ -341,15 +342,74 @@ async def test_a_client_that_was_not_announced_is_closed(two: LinkedShards, capl
     assert client.is_over
 
 
-async def test_a_client_that_closes_while_it_moves_is_no_error(
-    two: LinkedShards, caplog: pytest.LogCaptureFixture
+def limited() -> Options:
+    """User b may publish one message a second."""
+    return Options(users=(*options().users, User("b", "x", publish_limits=PublishLimits(messages=1))))
+
+
+async def begin_to_move_and_be_reset(two: LinkedShards, user: str) -> tuple[ClientSession, Client]:
+    """A client that has published 50 messages and was reset, its session, and who hears them.
+
+    It begins to move, and then a message for it shows that it takes nothing more.
+    """
+    old = two.shards[0]
+    listener = await come(two, "SUB m 1\r\n")
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        gone = socket.create_connection(listening.getsockname())
+        accepted, _ = listening.accept()
+    gone.setblocking(False)
+    accepted.setblocking(False)
+    old.one.shard.take(accepted.detach(), "127.0.0.1", 1)
+    client = Client(gone)
+    connect = f'CONNECT {{"verbose":false,"user":"{user}","pass":"x"}}\r\nSUB flood 1\r\nPING\r\n'
+    assert (await client.talk(connect.encode())).endswith(b"PONG\r\n")
+    session = list(old.one.shard.clients.open.values())[-1]
+    assert not old.host.open_way(1)
+    old.moves.move([session.connection], 1)
+    gone.sendall(b"PUB m 1\r\n.\r\n" * 50)
+    gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.close()
+    listener.send(b"PUB flood 1\r\n.\r\n" * 2)
+    old.one.shard.reactor.turn()
+    assert session.connection.is_moving
+    return session, listener
+
+
+@pytest.mark.parametrize("stays", [False, True], ids=["moves", "stays"])
+async def test_what_a_client_had_published_before_a_reset_is_carried_out_though_it_moves(
+    two: LinkedShards, caplog: pytest.LogCaptureFixture, *, stays: bool
 ) -> None:
     old, new = two.shards
-    await come(two)
-    assert not old.host.open_way(1)
-    old.host._send(1, channel.HandedOver(7, b""), socket.socket().detach())  # as one that was reset
-    await until(lambda: new.host.n_refused)
+    session, listener = await begin_to_move_and_be_reset(two, "a")
+    cid = session.connection.cid
+    if stays:
+        old.moves.stop()
+    await until(lambda: old.ended and cid not in (*old.cids, *new.cids) and new.moves.is_idle)
+    assert (await listener.talk(b"PING\r\n")).count(b"MSG m ") == 50
+    assert (len(old.cids), new.cids, new.host.n_refused) == (1, [], 0)
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+@pytest.mark.parametrize("stays", [False, True], ids=["moves", "stays"])
+async def test_who_takes_nothing_more_has_no_subscriptions_where_it_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, *, stays: bool
+) -> None:
+    """It is limited, and would be a member of its groups for all that time."""
+    two = LinkedShards(tmp_path, limited())
+    try:
+        await two.link()
+        old, new = two.shards
+        session, _ = await begin_to_move_and_be_reset(two, "b")
+        cid = session.connection.cid
+        if stays:
+            old.moves.stop()
+        where = old if stays else new
+        await until(lambda: cid in where.cids and where.one.shard.clients.open[cid].connection.in_msgs)
+        connection = where.one.shard.clients.open[cid].connection
+        assert (connection.in_msgs, connection.subscriptions) == (1, 0)
+        assert not connection.is_moving
+    finally:
+        two.close()
 
 
 @pytest.mark.parametrize("how", ["there is no way", "it is not listed", "the way is closed", "no descriptor comes"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 import struct
 from collections.abc import AsyncIterator
@@ -12,17 +11,16 @@ from pathlib import Path
 import pytest
 
 from gnatswarm.shards.boundary.linkdir import path_for_moves
-from gnatswarm.shards.moving.leaf_arrivals import LeafArrivals, LeafNode
+from gnatswarm.shards.moving.leaf_arrivals import LeafArrivals, LeafNode, encoded_leaf_node
 from gnatswarm.shards.moving.move_channel import (
     CHANNEL_VERSION,
-    CLOSED_ALREADY,
     Ended,
     HandedOver,
     Hello,
     Message,
     Outgoing,
-    objection_to_descriptor,
 )
+from gnatswarm.shards.sockets.frozen_socket import FrozenFrames, FrozenSocket
 from gnatswarm.shards.sockets.reserve import Reserve
 from tests.support.turns import until
 
@@ -78,24 +76,20 @@ async def test_a_descriptor_that_is_refused_is_closed(gateway: Gateway, message:
             assert await asyncio.get_running_loop().sock_recv(ours, 1) == b""
 
 
-async def test_a_leaf_node_that_has_gone_already_costs_no_other(
-    gateway: Gateway, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Its way has others in it: what comes next is looked at."""
-    caplog.set_level(logging.DEBUG, "gnatswarm")
+async def test_a_leaf_node_that_was_reset_already_is_taken(gateway: Gateway) -> None:
+    """What it had sent is still to be read."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         gone = socket.create_connection(listening.getsockname())
         accepted, _ = listening.accept()
+    gone.sendall(b"before")
     gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     gone.close()
-    await until(lambda: objection_to_descriptor(accepted.fileno()) == CLOSED_ALREADY)
+    frozen = FrozenSocket(opened_us=1, used_us=1, work=0, read_us=1, frames=FrozenFrames())
+    leaf = LeafNode(host="127.0.0.1", port=1, socket=frozen, is_masked=True, names=None)
     way = gateway.dial()
-    way.send(HandedOver(0, b""), accepted.detach())
-    ours, theirs = socket.socketpair()
-    with ours:
-        way.send(HandedOver(0, b"no record"), theirs.detach())
-        await until(lambda: gateway.closed)
-    assert [message.partition(":")[0] for message in caplog.messages] == [
-        "a leaf node from a shard is not taken",
-        "a leaf node from a shard is refused",
-    ]
+    way.send(HandedOver(0, encoded_leaf_node(leaf)), accepted.detach())
+    await until(lambda: gateway.taken or gateway.closed)
+    ((fd, taken),) = gateway.taken
+    assert taken == leaf
+    with socket.socket(fileno=fd) as sock:
+        assert sock.recv(10) == b"before"

@@ -29,7 +29,7 @@ from gnatswarm.shards.sockets.layered import LayeredSocket
 from gnatswarm.shards.sockets.reactor import Reactor, Socket
 from tests.shards.boundary.test_client_hello import client_hello, records
 from tests.support.engine import QUIET, Session
-from tests.support.framed import BINARY, CLOSE, KEY, deflated, frame
+from tests.support.framed import BINARY, CLOSE, KEY, PING, PONG, deflated, frame
 
 RATION_S = 0.002
 PEER_BYTES = 262_144
@@ -217,6 +217,9 @@ class Bench:
 
     def on_opening_failed(self, why: str, is_upgrade: bool) -> None:
         self.failures.append(why)
+
+    def on_wire_error(self, why: str) -> None:
+        assert self.expects_close, why
 
     def connect(self, gate: Gate | None, keeper: Doorkeeper | None = None) -> socket.socket:
         """A client's end. `keeper`: the owner of the other end, where INFO is waiting."""
@@ -501,6 +504,30 @@ def test_what_a_client_sent_before_it_ended_is_carried_out_though_it_was_held_me
     assert (session.connection.in_msgs, session.connection.is_closing) == (1 + COUNT, True)
     bench.reactor.turn()
     bench.serve_another()
+
+
+@pytest.mark.parametrize("is_held", [False, True], ids=["at once", "held"])
+@pytest.mark.parametrize("end", [END_OF_FRAMES, frame(3, b"")], ids=["close", "error"])
+def test_nothing_comes_behind_a_close_frame_and_all_answers_before_it(
+    bench: Bench, end: bytes, *, is_held: bool
+) -> None:
+    """RFC 6455, section 5.5.1: also where the close frame came in one read with what is answered."""
+    session = Held()
+    client = bench.connect_by_websocket(session)
+    bench.expects_close = True
+    words = (b"CONNECT {}\r\n" if is_held else b"") + b"SUB a 1\r\nPUB a 2\r\nhi\r\nPING\r\n"
+    client.sendall(frame(BINARY, words) + frame(PING, b"z") + end)
+    bench.reactor.turn()
+    session.connection.go_on()
+    bench.reactor.finish()
+    bench.reactor.turn()
+    data, opcodes, stream = client.recv(1000), [], b""
+    while data:
+        opcodes.append(data[0] & 15)
+        stream += data[2 : 2 + data[1]] if data[0] & 15 == BINARY else b""
+        data = data[2 + data[1] :]
+    assert stream.replace(b"+OK\r\n", b"") == b"MSG a 1 2\r\nhi\r\nPONG\r\n"
+    assert opcodes.count(CLOSE) == 1 and opcodes[-1] == CLOSE and PONG in opcodes
 
 
 @pytest.mark.parametrize("layer", ["plain", "tls", "websocket"])
