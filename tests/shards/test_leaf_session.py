@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from gnatswarm.broker.options import LeafRemote
-from gnatswarm.shards.gateway.hub import HubSession
 from gnatswarm.shards.gateway import words
+from gnatswarm.shards.gateway.hub import HubSession
 from gnatswarm.shards.gateway.leaf import LeafSession
 from gnatswarm.shards.gateway.remote import Remote
 from gnatswarm.shards.gateway.words import Identity
