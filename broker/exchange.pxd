@@ -94,7 +94,7 @@ cdef class Exchange(Onward):
     cdef OutBuf *outs[MOST_SHARDS]       # owned by their links; NULL: none
     cdef OutBuf *behinds[MOST_SHARDS]    # … of those that are being told all interest: for all else; or NULL
     cdef list tellings                   # … and their TellingServers, or None
-    cdef uint64_t mates[MOST_SHARDS]     # other slots to which nothing of a slot's goes: its own cluster's
+    cdef uint64_t mates[MOST_SHARDS]     # other slots to which nothing of a slot's goes: see join()
     cdef list accounts                   # the Sublist of a slot that has one account, else None
     cdef list permissions                # Permissions of a slot, or None: everything may pass
     cdef uint64_t restricted             # … slots that have some
@@ -105,7 +105,9 @@ cdef class Exchange(Onward):
     cdef size_t told_answers_bytes[MOST_SHARDS]
     cdef list clusters                   # the cluster's name of a slot
     cdef list origins                    # … of a leaf node as frames have it; b"": none
-    cdef dict leaves_of                  # cluster → slots of leaf nodes of it that are connected here
+    # Nothing goes from a leaf node to its cluster in the account from which it comes, or else in any: 2.15 and 2.9.
+    cdef public bint is_apart_by_account
+    cdef dict leaves_of                  # account (None: any) → cluster → slots of its leaf nodes here
     cdef uint64_t clustered              # slots of all leaf nodes of which a cluster is known
     cdef uint64_t tells_apart            # members of the cluster that are told of each such cluster's interest apart
     cdef uint64_t splitting              # … that have told so: where there is an origin, …
@@ -201,6 +203,8 @@ cdef class Exchange(Onward):
                    bint wanted) noexcept
     cdef void tell_queue(self, uint32_t slot, Interest interest, const uint8_t *subject, size_t size,
                          const QueueGroup *group, bytes origin, uint32_t before, uint32_t after) noexcept
+    # Of an account's messages: cluster → slots of leaf nodes of it that are connected here, and get none of their own.
+    cdef dict leaves_in(self, Interest interest)
     # Members of the cluster whose interest in this is that of one cluster of leaf nodes alone, and how many members of
     # a group a member has beside those.
     cdef uint64_t only_of(self, bytes origin, Interest interest, const uint8_t *subject, size_t size)

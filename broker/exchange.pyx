@@ -995,12 +995,11 @@ cdef class Exchange(Onward):
                           uint64_t after) noexcept:
         cdef uint64_t feeds = self.feeds_on(slot, subject, size), some
         if unlikely((self.tells_apart >> slot) & 1):
-            if (before ^ after) & self.clustered:
-                for origin, slots in self.leaves_of.items():
-                    some = <uint64_t>slots & feeds
-                    if bool(before & some) != bool(after & some):
-                        self.tell(slot, interest, subject, size, origin, (after & some) != 0)
-            feeds &= ~self.clustered
+            for origin, slots in self.leaves_in(interest).items():
+                some = <uint64_t>slots & feeds
+                feeds &= ~some
+                if bool(before & some) != bool(after & some):
+                    self.tell(slot, interest, subject, size, origin, (after & some) != 0)
         elif unlikely(self.splitting) and (self.clustered >> slot) & 1:
             feeds &= ~self.only_of(self.origins[slot], interest, subject, size)
         if bool(before & feeds) != bool(after & feeds) and not self.is_answered(slot, interest, subject, size):
@@ -1038,18 +1037,20 @@ cdef class Exchange(Onward):
             changed = <uint64_t>1 << who
             now = members_of(group, changed)
         if unlikely((self.tells_apart >> slot) & 1):
-            if changed & self.clustered:
-                for origin, slots in self.leaves_of.items():
-                    some = <uint64_t>slots & feeds
+            for origin, slots in self.leaves_in(interest).items():
+                some = <uint64_t>slots & feeds
+                feeds &= ~some
+                if changed & some:
                     total = members_of(group, some)
-                    if changed & some:
-                        self.tell_queue(slot, interest, subject, size, group, origin,
-                                        0 if who == NOBODY else total - now + before, total)
-            feeds &= ~self.clustered
+                    self.tell_queue(slot, interest, subject, size, group, origin,
+                                    0 if who == NOBODY else total - now + before, total)
         if changed & feeds:
             total = members_of(group, feeds)
             self.tell_queue(slot, interest, subject, size, group, b"", 0 if who == NOBODY else total - now + before,
                             total)
+
+    cdef dict leaves_in(self, Interest interest):
+        return self.leaves_of.get(interest if self.is_apart_by_account else None, {})
 
     cdef uint64_t only_of(self, bytes origin, Interest interest, const uint8_t *subject, size_t size):
         cdef uint64_t left = self.splitting, found = 0
@@ -1108,7 +1109,7 @@ cdef class Exchange(Onward):
         if node == NULL:
             return 0
         for origin in {was} ^ {now}:   # (not a cluster's: b"" has no leaf nodes)
-            left = self.leaves_of.get(origin, 0) & self.told
+            left = self.leaves_in(sublist).get(origin, 0) & self.told
             slot = 0
             while left:
                 if left & 1 and self.accounts[slot] is sublist:
@@ -1302,11 +1303,13 @@ cdef class Exchange(Onward):
             self.mates[slot] = 0
             self.origins[slot] = origin = origin_of(kind, cluster)
             if origin:
-                self.leaves_of[origin] = self.leaves_of.get(origin, 0) | bit
+                leaves = self.leaves_of.setdefault(account if self.is_apart_by_account else None, {})
+                leaves[origin] = leaves.get(origin, 0) | bit
                 self.clustered |= bit
             for other in range(FIRST_SLOT, END_SLOT):
                 if other != slot and cluster and (self.outside >> other) & 1 and self.clusters[other] == cluster \
-                        and self.kinds[other] == kind:
+                        and self.kinds[other] == kind and (self.accounts[other] is account or kind != PEER_LEAF
+                                                           or not self.is_apart_by_account):
                     self.mates[slot] |= <uint64_t>1 << other
                     self.mates[other] |= bit
             if self.is_holding:
@@ -1449,9 +1452,13 @@ cdef class Exchange(Onward):
         self.splitting &= ~bit
         if self.clustered & bit:
             origin = self.origins[slot]
-            self.leaves_of[origin] &= ~bit
-            if not self.leaves_of[origin]:
-                del self.leaves_of[origin]
+            account = self.accounts[slot] if self.is_apart_by_account else None
+            leaves = self.leaves_of[account]
+            leaves[origin] &= ~bit
+            if not leaves[origin]:
+                del leaves[origin]
+            if not leaves:
+                del self.leaves_of[account]
             self.clustered &= ~bit
         self.takes_origin &= ~bit
         self.takes_only_queues &= ~bit

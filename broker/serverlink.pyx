@@ -633,7 +633,10 @@ cdef class ServerLink(Peer):
         message.origin = ORIGIN_CLIENT
         if not is_reply:
             self.exchange.onward = self.exchange.reach(self.slot)
+        if self.exchange.is_apart_by_account:   # (members would keep it from leaf nodes of the cluster it came from)
+            self.exchange.origin = b""
         self.fanout.gate.leave(sublist, entry, message, None, outcome)
+        self.exchange.origin = self.origin
         self.exchange.onward = ~<uint64_t>0
         message.origin = ORIGIN_SIBLING
         return sublist.find(at, size, hash_bytes(at, size, sublist.seed))
@@ -646,7 +649,7 @@ cdef class ServerLink(Peer):
         cdef int at = 0, n
         cdef size_t name_bytes
         if unlikely(op.origin.size):   # a leaf node of that cluster has it already
-            spared = self.exchange.leaves_of.get(op.origin.at[:op.origin.size], 0)
+            spared = self.exchange.leaves_in(sublist).get(op.origin.at[:op.origin.size], 0)
         reach = self.exchange.reach(self.slot) & ~spared
         while True:
             n = 0
@@ -706,9 +709,10 @@ cdef class ServerLink(Peer):
              bint is_isolated=False) -> bool:
         """Take a place in the exchange: frames count from now on. `kind`: "route", "leaf" or "hub"; `account`: that of
         a leaf node connection, or None; `cluster`: the other end's, "": none. Nothing goes from one leaf node, or one
-        hub, to another of the same cluster. A leaf node connection that `is_checked` was accepted here: its rights
-        are looked at here, a hub's as well as a leaf node's, and it is told when it does what it may not. One that
-        `is_isolated` hears nothing of leaf nodes' interest. False: there is no place left."""
+        hub, to another of the same cluster (leaf nodes: and account, if that `is_apart_by_account`). A leaf node
+        connection that `is_checked` was accepted here: its rights are looked at here, a hub's as well as a leaf node's,
+        and it is told when it does what it may not. One that `is_isolated` hears nothing of leaf nodes' interest.
+        False: there is no place left."""
         cdef PeerKind peer = PEER_ROUTE if kind == "route" else PEER_LEAF if kind == "leaf" else PEER_HUB
         if account is not None:
             self.account = self.mesh.account(account)

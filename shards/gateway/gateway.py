@@ -77,6 +77,7 @@ class Gateway:
         self.exchange.set_own_id(server_id)
         self.exchange.rest_with(Rests(reactor).rest)
         self.exchange.is_traced = options.is_like_newer and options.headers
+        self.exchange.is_apart_by_account = options.is_like_newer
         self._mesh = mesh
         self._configure_accounts({})
         self._routes: Routes | None = None

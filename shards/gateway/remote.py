@@ -281,7 +281,8 @@ class Remote:
 
     def objection_to(self, info: ServerInfo) -> str:
         """Why this first INFO is none of a hub; "": it is one."""
-        if not info.client_id or (info.leafnode_urls is None and info.ws_connect_urls is None):
+        names_urls = info.leafnode_urls is not None or info.ws_connect_urls is not None
+        if not info.client_id or not (names_urls or info.info_on_connect):  # (2.15 with no_advertise names none)
             return "this is not a leaf node port: its INFO has no leafnode_urls"
         if info.server_id == self._identity.server_id:
             self._waits_long = True

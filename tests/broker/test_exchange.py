@@ -17,7 +17,7 @@ from gnatswarm.broker.options import Options
 from gnatswarm.broker.options import Permissions as PermissionOptions
 from gnatswarm.broker.permissions import Permissions
 from gnatswarm.broker.reply_prefixes import ReplyPrefixes
-from gnatswarm.broker.rules import Mapping, StreamImport
+from gnatswarm.broker.rules import RESPONSE_KINDS, Mapping, ServiceImport, StreamImport
 from gnatswarm.broker.serverwire import parse_server
 from gnatswarm.broker.service_imports import ServiceImports
 from gnatswarm.shards.boundary.control import GATEWAY_NUMBER
@@ -766,8 +766,10 @@ def test_a_plain_subscription_of_a_request_to_the_system_account_changes_nothing
     cluster.close()
 
 
-def test_what_a_hub_sends_goes_to_hubs_of_other_clusters_alone():
+@pytest.mark.parametrize("by_account", [True, False], ids=["2.15", "2.9"])
+def test_what_a_hub_sends_goes_to_hubs_of_other_clusters_alone(*, by_account: bool):
     cluster = Members(1, fenced=False)
+    cluster.members[0].exchange.is_apart_by_account = by_account
     first, same, other, unnamed = (server(cluster, "hub", b"LS+ a", of=of) for of in ("lake", "lake", "marsh", ""))
     begins = {end: len(end.socket.sent) for end in (same, other, unnamed)}
     first.engine.probe.feed(first.socket, b"LMSG a 1\r\nx\r\n")
@@ -793,6 +795,104 @@ def test_who_comes_in_the_place_of_a_leaf_node_gets_what_comes_from_that_one_s_c
     assert b"LMSG a 1\r\nx\r\n" in bytes(next_one.socket.sent)
     assert not any(b"LMSG" in bytes(one.socket.sent) for one in stay)
     for end in (route, next_one, *stay):
+        end.link.leave()
+    cluster.close()
+
+
+def taken(ends: dict[str, RouteEnd], begins: dict[str, int]) -> dict[str, list[bytes]]:
+    """The frames that each was sent since then; `begins` is moved on."""
+    found = {}
+    for name, end in ends.items():
+        lines = [line for line in bytes(end.socket.sent[begins.get(name, 0) :]).split(b"\r\n") if b" " in line]
+        begins[name] = len(end.socket.sent)
+        if lines := [line for line in lines if b" $LDS." not in line and b"Info" not in line]:
+            found[name] = lines
+    return found
+
+
+@pytest.mark.parametrize("by_account", [True, False], ids=["2.15", "2.9"])
+def test_what_comes_from_a_leaf_node_goes_to_its_cluster_in_other_accounts_as_in_2_15(*, by_account: bool):
+    """Account B imports a stream of A: interest is told in the same way, to members as the cluster's in B alone."""
+    cluster = Members(1, fenced=False)
+    cluster.members[0].exchange.is_apart_by_account = by_account
+    mesh = cluster.members[0].mesh.engines[GATEWAY_NUMBER].probe.mesh
+    assert mesh is not None
+    mesh.account(b"B").streams = [StreamImport(mesh.account(b"A"), b"s.*", b"s.*")]
+    ends = {"route": server(cluster, "route")}
+    ends |= {f"{of} {name}": server(cluster, "leaf", of=of, account=name.encode()) for of in "xy" for name in "AB"}
+    begins: dict[str, int] = {}
+    taken(ends, begins)
+
+    def after(who: str, words: bytes) -> dict[str, list[bytes]]:
+        ends[who].engine.probe.feed(ends[who].socket, words)
+        cluster.settle()
+        return taken(ends, begins)
+
+    own = {"x A": [b"LS+ s.1"]} if by_account else {}
+    apart = [b"LS+ x B s.1", b"RS+ A s.1" if by_account else b"LS+ x A s.1"]
+    assert after("x B", b"LS+ s.1\r\n") == {"route": apart, "y A": [b"LS+ s.1"], "y B": [b"LS+ s.1"], **own}
+    message = [b"LMSG s.1 1"]
+    assert after("x A", b"LMSG s.1 1\r\n1\r\n") == ({"x B": message} if by_account else {})
+    assert after("y A", b"LMSG s.1 1\r\n1\r\n") == {"x B": message}
+    assert after("x B", b"LMSG s.1 1\r\n1\r\n") == {}
+    # By a member: in A from a leaf node of this cluster there, and from another one.
+    assert after("route", b"LMSG x A s.1 0 1\r\n1\r\n") == ({"x B": message} if by_account else {})
+    assert after("route", b"LMSG x B s.1 0 1\r\n1\r\n") == {}
+    assert after("route", b"LMSG y A s.1 0 1\r\n1\r\n") == {"x B": message}
+    # What the leaf node's A wants itself is its cluster's there.
+    assert after("x A", b"LS+ s.1\r\n") == ({"route": [b"LS+ x A s.1"]} if by_account else {})
+    ended = {"route": [b"LS- x B s.1"], "y B": [b"LS- s.1"]}
+    if by_account:
+        ended = {"route": [b"LS- x B s.1", b"RS- A s.1"], "x A": [b"LS- s.1"], "y B": [b"LS- s.1"]}
+    assert after("x B", b"LS- s.1\r\n") == ended
+    assert after("x A", b"LS- s.1\r\n") == {"route": [b"LS- x A s.1"], "y A": [b"LS- s.1"]}
+    # Another connection of its cluster, in the same account.
+    ends["again"] = server(cluster, "leaf", of="x", account=b"A")
+    assert after("again", b"LS+ s.3\r\n").keys() - {"again"} == {"route", "y A"}
+    assert after("x A", b"LMSG s.3 1\r\n1\r\n") == after("route", b"LMSG x A s.3 0 1\r\n1\r\n") == {}
+    ends.pop("again").link.leave()
+    cluster.settle()
+    taken(ends, begins)
+    # A group.
+    told = after("x B", b"LS+ s.2 q 3\r\n")
+    assert told["route"][-1] == (b"RS+ A s.2 q 3" if by_account else b"LS+ x A s.2 q 3")
+    assert told.get("x A", [b""])[-1] == (b"LS+ s.2 q 3" if by_account else b"")
+    to_group = [b"LMSG s.2 | q 1"]
+    assert after("x A", b"LMSG s.2 | q 1\r\n1\r\n") == ({"x B": to_group} if by_account else {})
+    assert after("y A", b"LMSG s.2 | q 1\r\n1\r\n") == {"x B": to_group}
+    ends["x B"].link.leave()
+    cluster.settle()
+    told = taken(ends, begins)
+    assert set(told["route"]) >= {b"LS- x B s.2 q", b"RS- A s.2 q" if by_account else b"LS- x A s.2 q"}
+    for end in ends.values():
+        end.link.leave()
+    cluster.close()
+
+
+@pytest.mark.parametrize("by_account", [True, False], ids=["2.15", "2.9"])
+def test_a_request_to_another_account_goes_to_the_cluster_that_it_came_from_as_in_2_15(*, by_account: bool):
+    """Also over a member, to which it is of no leaf node's cluster any more: it would spare those there."""
+    cluster = Members(1, fenced=False)
+    cluster.members[0].exchange.is_apart_by_account = by_account
+    engine = cluster.members[0].mesh.engines[GATEWAY_NUMBER]
+    assert engine.probe.mesh is not None
+    engine.probe.fanout.gate = crossing = ServiceImports(engine.probe.fanout, GATEWAY_NUMBER)
+    engine.probe.mesh.set_reply_prefix(crossing.reply_prefix)
+    exporter, importer = engine.probe.mesh.account(b"A"), engine.probe.mesh.account(b"B")
+    kind = RESPONSE_KINDS["singleton"]
+    importer.set_rules([], [ServiceImport(importer, exporter, b"ask", b"ask", kind, 120_000_000)])
+    ends = {"route": server(cluster, "route", b"RS+ A ask")}
+    ends |= {name: server(cluster, "leaf", of="x", account=name.encode()) for name in "AB"}
+    ends["A"].engine.probe.feed(ends["A"].socket, b"LS+ ask\r\n")
+    cluster.settle()
+    begins: dict[str, int] = {}
+    taken(ends, begins)
+    ends["B"].engine.probe.feed(ends["B"].socket, b"LMSG ask inbox 1\r\n1\r\n")
+    cluster.settle()
+    found = {name: [line.split(b" _R_")[0] for line in lines] for name, lines in taken(ends, begins).items()}
+    to_route = [b"RS+ A", b"HMSG A ask" if by_account else b"LMSG x A ask"]
+    assert found == {"route": to_route} | ({"A": [b"LS+", b"HMSG ask"]} if by_account else {})
+    for end in ends.values():
         end.link.leave()
     cluster.close()
 

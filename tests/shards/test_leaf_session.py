@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from gnatswarm.broker.options import LeafRemote
+from gnatswarm.shards.gateway import words
 from gnatswarm.shards.gateway.hub import HubSession
 from gnatswarm.shards.gateway.leaf import LeafSession
+from gnatswarm.shards.gateway.remote import Remote
 from gnatswarm.shards.gateway.words import Identity
 from tests.support.members import Members
 
@@ -53,6 +55,29 @@ def test_a_hub_that_says_that_dialling_makes_no_sense_is_left_alone_for_long(sai
     session.on_closed(0)
     assert ended == [(f"the hub said: {said.decode().strip(chr(39))}", waits)]
     cluster.close()
+
+
+A_HUB = b'"server_id":"N2","client_id":5,"nonce":"n","ip":"127.0.0.1:7422"'
+
+
+@pytest.mark.parametrize(
+    ("keys", "is_hub"),
+    [
+        (A_HUB + b',"leafnode_urls":["h:7422"],"info_on_connect":true', True),
+        (A_HUB + b',"leafnode_urls":[]', True),  # of one that waits for no CONNECT
+        (A_HUB + b',"ws_connect_urls":["h:443"]', True),
+        (A_HUB + b',"info_on_connect":true', True),  # 2.15 with `no_advertise`
+        (b'"server_id":"N2","client_id":5,"client_ip":"127.0.0.1","auth_required":true,"nonce":"n"', False),
+        (b'"server_id":"N2","client_id":5,"connect_urls":["h:4222"]', False),
+        (b'"server_id":"N2","nonce":"n","ip":"nats-route://h:6222/","leafnode_urls":["h:7422"]', False),
+        (b'"server_id":"N2","nonce":"n","info_on_connect":true', False),
+    ],
+)
+def test_a_hub_is_known_by_its_first_info(keys: bytes, *, is_hub: bool) -> None:
+    info = words.read_info(b"{" + keys + b"}")
+    remote: Any = SimpleNamespace(_identity=Identity("N", "n", "2.15.1", 1000, True))
+    wrong = "this is not a leaf node port: its INFO has no leafnode_urls"
+    assert Remote.objection_to(remote, info) == ("" if is_hub else wrong)
 
 
 def test_a_connection_that_does_not_answer_is_stale() -> None:

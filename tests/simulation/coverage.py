@@ -119,6 +119,7 @@ SITUATIONS = {
     "… from our hub to a leaf node": "from a hub to a leaf",
     "… from a leaf node to our hub": "from a leaf to a hub",
     "leaf nodes of one cluster in several accounts": "leaf nodes' cluster of several accounts",
+    "… and what comes from one goes to another": "message to another account of a leaf nodes' cluster",
     "queue message to another server": "queue message to another server",
     "… sent on, for its groups alone": "queue message sent on, for its groups alone",
     "… sent on by another member": "queue message sent on by another server",

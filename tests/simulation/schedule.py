@@ -264,6 +264,9 @@ SHARE_UPWARD = 0.3
 # worlds with other servers and several accounts.
 SPREAD = "spread"
 SHARE_SPREAD = 0.5
+# … and what comes from one of them goes to the others in other accounts, as in nats-server 2.15: of those worlds.
+BY_ACCOUNT = "by-account"
+SHARE_BY_ACCOUNT = 0.6
 # The gateway is replaced in order, or members elsewhere leave with messages on their way: drawn apart, of worlds with
 # other servers.
 OUTSIDE = (
@@ -329,8 +332,8 @@ PATTERN_STEPS = (
 )
 # Words of worlds that the counts by kind do not tell apart.
 APART = (
-    *(DIRECT, NO_ECHO, ANEW, BOUNDS, BRIEF, EAGER, GRADUAL, GROWS, LASTING, LIMITED, LOCAL, MODEST, PARTIAL, RESET),
-    *(SPREAD, TRACED, UPWARD, VERBOSE),
+    *(ANEW, BOUNDS, BRIEF, BY_ACCOUNT, DIRECT, EAGER, GRADUAL, GROWS, LASTING, LIMITED, LOCAL, MODEST, NO_ECHO, PARTIAL),
+    *(RESET, SPREAD, TRACED, UPWARD, VERBOSE),
 )
 MOST_STEPS = 300
 # Faults: most schedules have only some of them, or none.
@@ -432,6 +435,8 @@ def drawn(seed: int) -> Schedule:
         if not schedule.has(ANEW):
             schedule = with_growth(seed, schedule)
         schedule = with_own_steps(seed, schedule, SPREAD, SHARE_SPREAD, ("there", "over", "settle"))
+        if schedule.has(SPREAD):
+            schedule = with_own_steps(seed, schedule, BY_ACCOUNT, SHARE_BY_ACCOUNT, ("there", "over", "settle"))
     elif schedule.has("servers"):
         schedule = with_own_steps(seed, schedule, UPWARD, SHARE_UPWARD, ("there", "over", "settle"))
     schedule = with_own_steps(seed, schedule, EAGER, SHARE_EAGER, ("come", "come", "come", "rush", "go"))

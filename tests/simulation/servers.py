@@ -26,7 +26,7 @@ from gnatswarm.broker.permissions import Permissions
 from gnatswarm.broker.serverlink import ServerLink
 from gnatswarm.shards.gateway.leaving import Leaving
 from tests.simulation.history import NEVER, Message, Subscription
-from tests.simulation.schedule import GROWS, SPREAD, TRACED, UPWARD
+from tests.simulation.schedule import BY_ACCOUNT, GROWS, SPREAD, TRACED, UPWARD
 from tests.simulation.tenants import LATE_ACCOUNT, RIGHTS, View, covers, is_kept_out, matches, may_publish
 from tests.simulation.traces import header_from_outside, lines_of
 
@@ -86,6 +86,7 @@ class Gateway:
         self.exchange.set_own_id(OWN_ID)
         self.exchange.fence.is_on = is_fenced
         self.exchange.is_traced = True
+        self.exchange.is_apart_by_account = process.swarm.is_by_account
         self._resting: list[Resting] = []
         if rests:
             self.exchange.rest_with(self._rest, 0, 0)
@@ -348,6 +349,8 @@ class Server:
         origins = ("",) if kind == "route" and self.says == NO_LNOC else ("", "pond", "pond", "lake")
         if account != GLOBAL_ACCOUNT and not (is_spread and (kind == "leaf" or account == "A")):
             origins = ("",)  # (what a member tells of streams that a leaf node of its imports is not here)
+        elif servers.swarm.is_by_account and len(origins) > 1:
+            origins = ("pond", "pond", "pond", "lake")
         self.origin = rng.choice(origins) if kind != "hub" else ""
         self.takes_only_queues = takes_only_queues  # it is a gnatswarm, and knows QMSG
         self.is_encrypted = number % 4 == 3
@@ -372,6 +375,8 @@ class Server:
         kinds = {self.kind, other.kind}
         if other is self or kinds in ({"route"}, {"route", "hub"}):
             return True
+        if self.servers.swarm.is_by_account and self.account != other.account:
+            return False
         return self.origin != "" and self.origin == other.origin
 
     def reaches(self, other: Server, account: str) -> bool:
@@ -619,7 +624,8 @@ class Server:
         is_own = origin != "" and origin == self.origin
         assert origin in ("", of_leaf), f"{message} came as of {origin!r}"
         if self.says != NO_LNOC and of_leaf and not queues and not is_answer:
-            assert origin == of_leaf, f"{message} came without {of_leaf!r}"
+            is_apart = account == message.account or not self.servers.swarm.is_by_account
+            assert origin == (of_leaf if is_apart else ""), f"{message} came as {account} of {origin!r}"
         if origin:
             self.servers.seen["message of a leaf nodes' cluster to a member"] += 1
         if came_from is not None and not is_own:
@@ -630,6 +636,9 @@ class Server:
                 assert (queues and is_named) or is_answer, f"{message} came from there to {self.kind} {queues}"
                 self.servers.seen["queue message sent on to another server"] += 1
             self.servers.seen[f"from a {came_from.kind} to a {self.kind}"] += 1
+            self.servers.seen["message to another account of a leaf nodes' cluster"] += (
+                came_from.kind == self.kind == "leaf" and self.origin == of_leaf != ""
+            )
         self.servers.seen[f"message to a {self.kind}"] += 1
         self.servers.seen["queue message to another server"] += bool(queues)
         self.frames += 1
@@ -700,6 +709,9 @@ class Servers:
         kinds = self.rng.sample(KINDS, self.rng.randint(1, 4))
         origins = Random(f"origins {seed}")
         whose = Random(f"accounts {seed}").choices(self.tenants.accounts, k=len(kinds))
+        if has(BY_ACCOUNT):  # (B and C import what A publishes)
+            accounts = Random(f"leaf nodes' accounts {seed}").sample(("A", "B", "C"), 3)
+            whose = [accounts.pop() if kind == "leaf" else one for kind, one in zip(kinds, whose, strict=True)]
         if has(UPWARD) and "leaf" in kinds:
             kinds[kinds.index("leaf")] = "hub"
         if has(GROWS) and "route" in kinds:
@@ -1137,7 +1149,7 @@ class Servers:
         fed = {one.number: one for one in others if one.kind == "leaf" or server.kind == "leaf"}
         fed = {n: one for n, one in fed.items() if one.kind != server.kind or not one.is_near(server)}
         if server.kind == "leaf" and server.origin:
-            fed = {n: one for n, one in fed.items() if one.says != LNOCU or one.origin != server.origin}
+            fed = {n: one for n, one in fed.items() if one.says != LNOCU or not one.is_near(server)}
         if server.kind != "route":
             plain |= {(server.account, one) for one in self.swarm.own_interest().get(server.account, ())}
         of_leaf: dict[tuple[int, str, str, str], Counter[str]] = {}  # what leaf nodes' accounts import: by pattern here
@@ -1151,19 +1163,20 @@ class Servers:
             for account, pattern in self.tenants.interest(sub.account, sub.pattern):
                 if server.kind != "route" and account != server.account:
                     continue
-                if not sub.queue and origin:
+                is_apart = origin != "" and (account == sub.account or not self.swarm.is_by_account)
+                if not sub.queue and is_apart:
                     plain_apart.add((origin, account, pattern))
                 elif not sub.queue:
                     plain.add((account, pattern))
                 elif sub.is_outside and fed[sub.client].kind != "route" and account != sub.account:
                     of_leaf.setdefault((sub.client, account, pattern, sub.queue), Counter())[sub.pattern] += 1
-                elif origin:
+                elif is_apart:
                     queues_apart[origin, account, pattern, sub.queue] += 1
                 else:
                     queues[account, pattern, sub.queue] += 1
         for (client, account, pattern, queue), counts in of_leaf.items():
             origin = fed[client].origin if server.says == LNOCU else ""
-            if origin:
+            if origin and not self.swarm.is_by_account:
                 queues_apart[origin, account, pattern, queue] += max(counts.values())
             else:
                 queues[account, pattern, queue] += max(counts.values())

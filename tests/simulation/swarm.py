@@ -760,14 +760,17 @@ class Swarm:
         prefers_local: bool = False,
         is_brief: bool = False,
         is_gradual: bool = False,
+        is_by_account: bool = False,
     ) -> None:
         """`is_brief`: who has had its turn goes on with serve_others(), or when all arrives, or when time passes.
 
         `is_gradual`: so does a shard that tells a new link all interest, or drops that of one that has ended.
+        `is_by_account`: a leaf node's messages go to its cluster's connections in other accounts.
         """
         self.now_s = 0.0
         self.is_brief = is_brief
         self.is_gradual = is_gradual
+        self.is_by_account = is_by_account
         self.is_fenced = is_fenced
         self.rests = rests
         self.own_interest = own_interest

@@ -40,6 +40,7 @@ from tests.simulation.schedule import (
     ANEW,
     BOUNDS,
     BRIEF,
+    BY_ACCOUNT,
     EAGER,
     GRADUAL,
     GROWS,
@@ -227,6 +228,7 @@ class World:
             prefers_local=schedule.has(LOCAL),
             is_brief=schedule.has(BRIEF),
             is_gradual=schedule.has(GRADUAL),
+            is_by_account=schedule.has(BY_ACCOUNT),
         )
         self.servers: Servers | None = None
         if schedule.has("servers"):

@@ -31,8 +31,9 @@ class RouteEnd:
         server_id: str = "",
         has_logged_in: bool = False,
         is_isolated: bool = False,
+        account: bytes = b"$G",
     ) -> None:
-        """`of`: the cluster of a leaf node; `server_id`: of a server that knows QMSG.
+        """`of`: the cluster of a leaf node, and its `account`; `server_id`: of a server that knows QMSG.
 
         `has_logged_in`: here, though it is a hub; `is_isolated`: it hears nothing of what leaf nodes want.
         """
@@ -44,8 +45,9 @@ class RouteEnd:
         self.link.only_queues_as = server_id
         self.refused: list[tuple[str, bytes]] | None = None  # what may be refused; None: nothing
         is_checked = kind == "leaf" or has_logged_in
-        account = None if kind == "route" else b"$G"
-        assert self.link.join(kind, account, of, is_checked=is_checked, is_isolated=is_isolated)
+        assert self.link.join(
+            kind, None if kind == "route" else account, of, is_checked=is_checked, is_isolated=is_isolated
+        )
 
     def on_info(self, raw: bytes, /) -> None:
         raise AssertionError(raw)

@@ -289,6 +289,26 @@ async def test_a_killed_gateway_is_replaced_and_clients_stay(start: Start, net: 
     assert await payloads(at_leaf, 1) == [b"hi"]
 
 
+async def test_a_hub_that_hides_its_addresses_is_connected(start: Start, net: Net, hub_kind: str) -> None:
+    """With `no_advertise` 2.15 names none in its INFO, not even an empty list."""
+    hub = start(hub_kind, hub_config(leaf="no_advertise: true"))
+    leaf = start("gnatswarm-2", leaf_config(hub_port(hub)))
+    at_hub, at_leaf = await net.client(hub), await net.client(leaf)
+    await know(at_hub, at_leaf)
+    await know(at_leaf, at_hub)
+
+
+@pytest.mark.parametrize("kind", [*HUBS, "gnatswarm-1"])
+async def test_a_port_for_others_than_leaf_nodes_is_told_apart(start: Start, kind: str) -> None:
+    """Whether or not the server hides its addresses, and has a port for leaf nodes, too."""
+    for hides in ("true", "false"):
+        cluster = f'cluster {{ name: c, listen: "127.0.0.1:-1", no_advertise: {hides} }}\n'
+        server = start(kind, hub_config(cluster, leaf=f"no_advertise: {hides}"))
+        route = int(server.log.wait_line(r"Listening for route connections on \S*:(\d+)")[1])
+        for port in (server.port, route):
+            start("gnatswarm-1", leaf_config(port)).log.wait_line("this is not a leaf node port")
+
+
 async def test_a_wrong_port_and_a_wrong_password_are_said_and_harm_nobody(start: Start, net: Net) -> None:
     hub = start("nats-server", hub_config("", "authorization { user: u, password: right }"))
     leaf = start("gnatswarm-2", leaf_config(hub.port))

@@ -456,3 +456,53 @@ async def test_what_comes_from_a_hub_does_not_go_back_to_its_cluster_for_another
         while b"last" not in found:
             found += await payloads(client, 1)
         assert sorted(found) == [b"last", b"once"]
+
+
+OF_BOTH = "accounts { A { users [ {user: a, password: p} ] }, B { users [ {user: b, password: p} ] } }\n"
+
+
+@pytest.mark.parametrize("place", ["one hub", "one cluster"])
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        ("nats-server-2.15", "nats-server-2.15"),
+        ("gnatswarm-2-as-2.15", "nats-server-2.15"),
+        ("gnatswarm-2-as-2.15", "gnatswarm-2-as-2.15"),
+    ],
+    ids=" ".join,
+)
+async def test_what_only_the_hub_imports_comes_to_the_leaf_node_that_sent_it(
+    start: Start, net: Net, kinds: tuple[str, str], place: str
+) -> None:
+    """From its one account to its other one, whether both are at the same hub or at two members of a cluster."""
+    hub, leaf = kinds
+    servers = Servers(start, net)
+    own = "" if place == "one hub" else cluster("c")
+    of_a = of_b = await servers.add("one", hub, f"leafnodes {{ {PORT}, no_advertise: true }}\n{own}", SHARED)
+    if place != "one hub":
+        more = f"leafnodes {{ {PORT}, no_advertise: true }}\n{cluster('c', of_a)}"
+        of_b = await servers.add("two", hub, more, SHARED)
+    remotes = ", ".join(
+        f'{{ url: "nats://{name.lower()}:p@127.0.0.1:{hub_port(at)}", account: {name} }}'
+        for at, name in ((of_a, "A"), (of_b, "B"))
+    )
+    await servers.add("leaf", leaf, f"leafnodes {{ remotes [ {remotes} ] }}\n", OF_BOTH)
+    at_a, at_b = await servers.client("leaf", A), await servers.client("leaf", B)
+    await subscribed(at_a, "svc.* 1")
+    await subscribed(at_b, "str.* 1", "inbox.* 2")
+    for client, other, probe in ((at_a, at_b, "str"), (at_b, at_a, "of.a")):
+        async with asyncio.timeout(20):
+            while not other.inbox:
+                await client.send(f"PUB {probe}.x 5\r\nprobe\r\n")
+                await client.flush()
+                await other.flush()
+    await at_a.send("PUB str.x 4\r\nonce\r\nPUB str.x 4\r\nlast\r\n")
+    await at_b.send("PUB of.a.x inbox.1 4\r\nonce\r\nPUB of.a.x inbox.2 4\r\nlast\r\n")
+    for client in (at_b, at_a):
+        found = await client.messages(1, 20)
+        while found[-1].payload != b"last":
+            found += await client.messages(1, 20)
+        found = [frame for frame in found if frame.payload != b"probe"]
+        assert [frame.payload for frame in found] == [b"once", b"last"]
+    await at_a.send("".join(f"PUB {request.reply} 2\r\nme\r\n" for request in found))
+    assert [frame.subject for frame in await at_b.messages(2, 20)] == ["inbox.1", "inbox.2"]

@@ -134,6 +134,16 @@ async def test_who_logs_in_by_url_is_in_its_account(start: Start, net: Net, kind
 
 
 @pytest.mark.parametrize("hub_kind", HUBS)
+async def test_a_hub_that_hides_its_addresses_is_connected(start: Start, net: Net, hub_kind: str) -> None:
+    leaves = LEAVES.replace(" }", ", no_advertise: true }")
+    hub, port = hub_of(start, hub_kind, leaves=leaves)
+    leaf = leaf_of(start, "gnatswarm-2", f"ws://127.0.0.1:{port}")
+    at_hub, at_leaf = await net.client(hub), await net.client(leaf)
+    await know(at_hub, at_leaf)
+    await know(at_leaf, at_hub)
+
+
+@pytest.mark.parametrize("hub_kind", HUBS)
 async def test_a_port_without_an_upgrade_for_leaf_nodes_is_said(start: Start, hub_kind: str) -> None:
     clients = start(hub_kind, "")
     leaf = leaf_of(start, "gnatswarm-2", f"ws://127.0.0.1:{clients.port}")
