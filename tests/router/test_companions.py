@@ -35,7 +35,7 @@ async def test_an_error_that_nobody_expected_is_in_the_log() -> None:
         asyncio.get_running_loop().call_exception_handler(context)
         raise StopHereError
 
-    broker: Any = SimpleNamespace(options=Options())
+    broker: Any = SimpleNamespace(left=None, options=Options())
     supervisor: Any = SimpleNamespace(supervise=supervise)
     notifier: Any = None
     lines = Lines()
@@ -51,7 +51,7 @@ async def test_an_error_that_nobody_expected_is_in_the_log() -> None:
 
 def test_an_account_that_is_configured_no_more_is_counted_until_all_shards_have_confirmed_it() -> None:
     page = Page.create()
-    broker: Any = SimpleNamespace(options=Options(accounts=(Account("A", max_connections=1),)), page=page)
+    broker: Any = SimpleNamespace(left=None, options=Options(accounts=(Account("A", max_connections=1),)), page=page)
     notifier: Any = SimpleNamespace(reloaded=lambda: None)
     companions = Companions(broker, notifier, reparse=None)
     place = page.account_place(b"A")

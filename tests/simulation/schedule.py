@@ -332,7 +332,22 @@ PATTERN_STEPS = (
 )
 # Words of worlds that the counts by kind do not tell apart.
 APART = (
-    *(ANEW, BOUNDS, BRIEF, BY_ACCOUNT, DIRECT, EAGER, GRADUAL, GROWS, LASTING, LIMITED, LOCAL, MODEST, NO_ECHO, PARTIAL),
+    *(
+        ANEW,
+        BOUNDS,
+        BRIEF,
+        BY_ACCOUNT,
+        DIRECT,
+        EAGER,
+        GRADUAL,
+        GROWS,
+        LASTING,
+        LIMITED,
+        LOCAL,
+        MODEST,
+        NO_ECHO,
+        PARTIAL,
+    ),
     *(RESET, SPREAD, TRACED, UPWARD, VERBOSE),
 )
 MOST_STEPS = 300

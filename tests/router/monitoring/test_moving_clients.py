@@ -186,6 +186,16 @@ async def test_no_shard_is_asked_again_for_accounts_while_nobody_moves() -> None
     assert await moving_clients.uncounted(parts, None) == Counter()  # type: ignore[arg-type]
 
 
+async def test_where_a_client_went_last_is_known_whichever_shard_says_so_first() -> None:
+    """From shard 1 to 0, and on to 2, which has counted it: there is nothing to ask."""
+    parts = {
+        0: AccountsPart([], counted_us=200, left=[PassingRow(7, 2, 50, "A")]),
+        1: AccountsPart([], counted_us=200, left=[PassingRow(7, 0, 0, "A")]),
+        2: AccountsPart([], counted_us=200, came=[PassingRow(7, 0, 100, "A")]),
+    }
+    assert await moving_clients.uncounted(parts, None) == Counter()  # type: ignore[arg-type]
+
+
 async def test_nobody_is_asked_again_while_nobody_moves() -> None:
     parts = {0: ConnectionsPart(1, []), 1: ConnectionsPart(1, [])}
     lists: Any = [(0, [connection(1)]), (1, [connection(2)])]
