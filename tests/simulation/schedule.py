@@ -332,23 +332,8 @@ PATTERN_STEPS = (
 )
 # Words of worlds that the counts by kind do not tell apart.
 APART = (
-    *(
-        ANEW,
-        BOUNDS,
-        BRIEF,
-        BY_ACCOUNT,
-        DIRECT,
-        EAGER,
-        GRADUAL,
-        GROWS,
-        LASTING,
-        LIMITED,
-        LOCAL,
-        MODEST,
-        NO_ECHO,
-        PARTIAL,
-    ),
-    *(RESET, SPREAD, TRACED, UPWARD, VERBOSE),
+    *(ANEW, BOUNDS, BRIEF, BY_ACCOUNT, DIRECT, EAGER, GRADUAL, GROWS, LASTING, LIMITED, LOCAL),
+    *(MODEST, NO_ECHO, PARTIAL, RESET, SPREAD, TRACED, UPWARD, VERBOSE),
 )
 MOST_STEPS = 300
 # Faults: most schedules have only some of them, or none.
@@ -451,7 +436,7 @@ def drawn(seed: int) -> Schedule:
             schedule = with_growth(seed, schedule)
         schedule = with_own_steps(seed, schedule, SPREAD, SHARE_SPREAD, ("there", "over", "settle"))
         if schedule.has(SPREAD):
-            schedule = with_own_steps(seed, schedule, BY_ACCOUNT, SHARE_BY_ACCOUNT, ("there", "over", "settle"))
+            schedule = with_leaves_by_account(seed, schedule)
     elif schedule.has("servers"):
         schedule = with_own_steps(seed, schedule, UPWARD, SHARE_UPWARD, ("there", "over", "settle"))
     schedule = with_own_steps(seed, schedule, EAGER, SHARE_EAGER, ("come", "come", "come", "rush", "go"))
@@ -507,6 +492,23 @@ def with_own_steps(seed: int, schedule: Schedule, word: str, share: float, kinds
     for kind in rng.choices(kinds, k=rng.randrange(30)) if kinds else ():
         steps.insert(rng.randrange(len(steps) + 1), drawn_step(rng, kind))
     return replace(schedule, steps=tuple(steps), features=(*schedule.features, word))
+
+
+def with_leaves_by_account(seed: int, schedule: Schedule) -> Schedule:
+    """The same schedule; in some worlds with BY_ACCOUNT, and other servers that subscribe and then publish."""
+    rng = random.Random(f"{BY_ACCOUNT} {seed}")
+    if rng.random() >= SHARE_BY_ACCOUNT:
+        return schedule
+
+    def there(of: Sequence[int]) -> list[Step]:
+        return [drawn_step(rng, "there")._replace(which=rng.choice(of)) for _ in range(10)]
+
+    settle = drawn_step(rng, "settle")
+    dialled = [drawn_step(rng, "dial")._replace(who=who) for who in range(4)]
+    steps = list(schedule.steps)
+    at = rng.randrange(len(steps) + 1)
+    steps[at:at] = [*dialled, *there((0, 1, 2, 3)), settle, *there((8, 9, 10)), settle]
+    return replace(schedule, steps=tuple(steps), features=(*schedule.features, BY_ACCOUNT))
 
 
 def with_growth(seed: int, schedule: Schedule) -> Schedule:

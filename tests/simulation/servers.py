@@ -707,6 +707,8 @@ class Servers:
         self.asked: list[tuple[Message, Server, int]] = []  # requests to other accounts, and Server.breaks then
         self.now = 0
         kinds = self.rng.sample(KINDS, self.rng.randint(1, 4))
+        if has(BY_ACCOUNT) and kinds.count("leaf") < 2:
+            kinds = ["leaf", "leaf"]
         origins = Random(f"origins {seed}")
         whose = Random(f"accounts {seed}").choices(self.tenants.accounts, k=len(kinds))
         if has(BY_ACCOUNT):  # (B and C import what A publishes)
