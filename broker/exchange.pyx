@@ -994,7 +994,7 @@ cdef class Exchange(Onward):
     cdef void tell_change(self, uint32_t slot, Interest interest, const uint8_t *subject, size_t size, uint64_t before,
                           uint64_t after) noexcept:
         cdef uint64_t feeds = self.feeds_on(slot, subject, size), some
-        if unlikely((self.tells_apart >> slot) & 1):
+        if unlikely(self.clustered and (self.tells_apart >> slot) & 1):
             for origin, slots in self.leaves_in(interest).items():
                 some = <uint64_t>slots & feeds
                 feeds &= ~some
@@ -1036,7 +1036,7 @@ cdef class Exchange(Onward):
         if who != NOBODY:
             changed = <uint64_t>1 << who
             now = members_of(group, changed)
-        if unlikely((self.tells_apart >> slot) & 1):
+        if unlikely(self.clustered and (self.tells_apart >> slot) & 1):
             for origin, slots in self.leaves_in(interest).items():
                 some = <uint64_t>slots & feeds
                 feeds &= ~some

@@ -66,16 +66,6 @@ class SubjectPattern:
         return len(self._tokens) == len(tokens)
 
 
-def subject_covers(pattern: str, subject: str) -> bool:
-    """Whether all that a subscription to `subject` can receive is within `pattern`; both are valid subscriptions."""
-    return SubjectPattern(pattern).covers(subject)
-
-
-def subjects_overlap(one: str, other: str) -> bool:
-    """Whether there is a subject that both patterns match."""
-    return SubjectPattern(one).overlaps(other)
-
-
 class Patterns:
     """Patterns of names, each with a number; the lowest number counts."""
 
@@ -149,7 +139,7 @@ class _Node:
 
 
 class Subjects:
-    """Patterns of subjects, each with a number; the lowest number counts. As subject_covers, of all of them at once."""
+    """Patterns of subjects, each with a number; the lowest counts. As SubjectPattern.covers() for each at once."""
 
     def __init__(self) -> None:
         self._root = _Node()

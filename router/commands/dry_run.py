@@ -16,7 +16,7 @@ import msgspec
 
 from gnatswarm.broker import options as opt
 from gnatswarm.broker.permissions import Permissions
-from gnatswarm.broker.placement_rules import subjects_overlap
+from gnatswarm.broker.placement_rules import SubjectPattern
 from gnatswarm.broker.quoted import quoted
 from gnatswarm.broker.subject import matches
 
@@ -143,7 +143,8 @@ class _Rules:
             return ("", False) if rules.can_publish(raw) else (_why("publish", subject, raw, allow, deny), False)
         name = queue.encode("utf-8", "surrogateescape")
         if rules.can_subscribe(raw, name):
-            kept = next((rule for rule in deny if subjects_overlap(rule.partition(" ")[0], subject)), "")
+            pattern = SubjectPattern(subject)
+            kept = next((rule for rule in deny if pattern.overlaps(rule.partition(" ")[0])), "")
             return (f'subscribe deny "{kept}" keeps some of its messages from it', True) if kept else ("", False)
         return _why("subscribe", subject, raw, allow, deny), False
 

@@ -109,13 +109,14 @@ class SystemAnswers:
         words = subject.split(".")[2:]  # behind $SYS.REQ
         if words[:1] == ["SERVER"] and words[2:] == ["IDZ"] and self._is_like_newer:  # for all, whatever it says
             body = b""
+        is_for_all = words[-1:] == ["CONNS"]  # whichever servers its body names, but that is not malformed: as there
         try:
             asked = request_options(words[-1] if words[1:] != ["PING"] else "STATSZ", body)
         except BadOptions as error:
-            if words[-1:] == ["CONNS"]:  # as in nats-server, like the next but one
+            if is_for_all:
                 raise Unasked from None
             return advisory.failure(self._named(), 400, str(error))
-        if words[-1:] != ["CONNS"] and not self._is_meant(asked):
+        if not is_for_all and not self._is_meant(asked):
             raise Unasked
         if account != self._view.options.system_account:
             what = advisory.ABOUT_ONES_OWN.get(subject.encode())

@@ -17,10 +17,9 @@ from gnatswarm.broker.placement_rules import (
     Names,
     Patterns,
     PlacementRules,
+    SubjectPattern,
     Subjects,
     glob_matches,
-    subject_covers,
-    subjects_overlap,
 )
 from gnatswarm.broker.subject import matches
 
@@ -60,7 +59,7 @@ def test_a_pattern_that_matches_another_matches_all_of_its_texts(wide, narrow, t
 @settings(deadline=None)
 @given(subjects, subjects, literals)
 def test_what_covers_a_subscription_matches_all_that_it_can_receive(wide, narrow, subject):
-    if subject_covers(wide, narrow) and matches(narrow.encode(), subject.encode()):
+    if SubjectPattern(wide).covers(narrow) and matches(narrow.encode(), subject.encode()):
         assert matches(wide.encode(), subject.encode())
 
 
@@ -78,7 +77,7 @@ def test_what_covers_a_subscription_matches_all_that_it_can_receive(wide, narrow
     ],
 )
 def test_covers(wide, narrow, covers):
-    assert subject_covers(wide, narrow) is covers
+    assert SubjectPattern(wide).covers(narrow) is covers
     known = Subjects()
     known.add(wide, 7)
     assert known.find(narrow) == (7 if covers else NONE)
@@ -116,7 +115,9 @@ def test_the_first_subject_that_covers_counts(listed, subject):
     known = Subjects()
     for number, pattern in enumerate(listed):
         known.add(pattern, number)
-    assert known.find(subject) == next((n for n, wide in enumerate(listed) if subject_covers(wide, subject)), NONE)
+    assert known.find(subject) == next(
+        (n for n, wide in enumerate(listed) if SubjectPattern(wide).covers(subject)), NONE
+    )
 
 
 def test_a_subscription_looks_at_few_of_thousands_of_rules(monkeypatch: pytest.MonkeyPatch):
@@ -166,4 +167,4 @@ SUBJECTS = [".".join(parts).encode() for count in range(1, 6) for parts in itert
 @given(subjects, subjects)
 def test_patterns_overlap_if_a_subject_matches_both(one: str, other: str):
     is_shared = any(matches(one.encode(), subject) and matches(other.encode(), subject) for subject in SUBJECTS)
-    assert subjects_overlap(one, other) is subjects_overlap(other, one) is is_shared
+    assert SubjectPattern(one).overlaps(other) is SubjectPattern(other).overlaps(one) is is_shared
