@@ -22,6 +22,7 @@ are printed beside the budget, and which files took most of either. One that tak
 from __future__ import annotations
 
 import contextlib
+import gc
 import inspect
 import os
 import shutil
@@ -132,7 +133,13 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """What imports and collecting took is no file's."""
+    """What imports and collecting took is no file's.
+
+    The collected tests, some millions of objects, live to the end: garbage collections that walk all of them took a
+    sixth of a worker's processor time.
+    """
+    gc.collect()
+    gc.freeze()
     session.stash[_spent_s] = spent_s()
 
 
