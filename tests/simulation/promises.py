@@ -305,10 +305,7 @@ def check_queue(history: History, reach: Reach, group: tuple[str, str], members:
     if any(one.lost_from <= message.acked_at and message.at <= one.gone_at for one in members):
         return  # it was detached at the new shard of a member that moved, and lost with the shard or the link
     counted = members if got else members + counted_elsewhere(history, reach, queue, members)
-    if any(
-        one.shard_died_at <= message.acked_at and message.at <= one.death_known_at and not one.is_over_for(message)
-        for one in counted
-    ):
+    if any(may_have_died_with(one, message) for one in counted):
         return  # it was on its way to a shard that was believed to have a member, and died with it
     kept_out = {
         one.sid for one in members if history.may_be_kept_out(one, reach.hits[one.sid][2], message.at, message.acked_at)
@@ -513,6 +510,8 @@ def check_no_responders(history: History, reach: Reach) -> None:
         return
     if any(message.number in sub.got or may_have_lost(sub, message) for sub in subs):
         return
+    if any(may_have_died_with(sub, message) for sub in only_counted(history, reach)):
+        return  # a shard that dies says nothing of what was on its way to it, whoever was counted on there
     inbox = history.inbox_of(message)
     if inbox is not None and inbox.left_at <= message.acked_at:
         return  # (its client does not hear there any more: it has sent CONNECT again, as somebody of another account)
@@ -540,7 +539,28 @@ def may_have_lost(sub: Subscription, message: Message) -> bool:
         return True
     if message.at <= sub.gone_at <= message.acked_at or sub.is_lost_on(message):
         return True
-    return sub.shard_died_at <= message.acked_at and message.at <= sub.death_known_at
+    if sub.gone_at < message.at and sub.lost_from <= message.acked_at:
+        return True  # it came to the shard to which its client was moving, which did not know yet that that had gone
+    return may_have_died_with(sub, message)
+
+
+def may_have_died_with(sub: Subscription, message: Message) -> bool:
+    """Whether its shard died while the message may have been on its way there."""
+    return sub.shard_died_at <= message.acked_at and message.at <= sub.death_known_at and not sub.is_over_for(message)
+
+
+def only_counted(history: History, reach: Reach) -> list[Subscription]:
+    """Who counts for siblings as wanting it, but gets nothing: it imports a stream to which others' requests come."""
+    views = reach.tenants.views(reach.message.account, reach.message.subject, reach.message.chosen)
+    across = [view._replace(is_across=False) for view in views if view.is_across]
+    return [
+        sub
+        for sub in history.subscriptions
+        for view in across
+        if sub.sid not in reach.hits
+        and (subject := reach.tenants.heard(view, sub.account))
+        and matches(sub.pattern, subject)
+    ]
 
 
 def check_answers(history: History, request: Message, answers: list[Message]) -> None:
