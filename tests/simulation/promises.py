@@ -146,7 +146,7 @@ def found_reaches(history: History) -> list[Reach]:
                 else:
                     reach.plain.append((sub, view, subject))
         found_reach = Reach(message, reach.tenants, reach.hits, reach.plain, reach.groups)
-        if message.is_of_leaf and len(message.near) > 1:
+        if message.is_of_leaf:
             found_reach = with_near(history, found_reach)
         if message.is_echoless:
             found_reach = without(found_reach, message.client)
@@ -155,23 +155,23 @@ def found_reaches(history: History) -> list[Reach]:
 
 
 def with_near(history: History, reach: Reach) -> Reach:
-    """The same with those whom a leaf node's message reached without us, as it was published."""
+    """The same with those whom a leaf node's message reached without us, as it was published: its own user, too."""
     message = reach.message
     if reach.tenants.mapped(message.account, message.subject) == (message.subject,):
         return reach
     view = View(message.account, message.subject, is_across=False, is_sure=False)
-    more = {
+    near = {
         sub.sid: (sub, view, message.subject)
         for sub in history.subscriptions
-        if sub.client in message.near and sub.sid not in reach.hits and sub.account == message.account
-        if matches(sub.pattern, message.subject)
+        if sub.client in message.near and sub.account == message.account and matches(sub.pattern, message.subject)
     }
     groups = {name: list(members) for name, members in reach.groups.items()}
-    for sub, _, _ in more.values():
-        if sub.queue:
+    for sub, _, _ in near.values():
+        if sub.queue and sub.sid not in reach.hits:
             groups.setdefault((view.account, sub.queue), []).append(sub)
-    plain = [hit for hit in more.values() if not hit[0].queue]
-    return Reach(message, reach.tenants, reach.hits | more, reach.plain + plain, groups)
+    plain = [hit for hit in reach.plain if hit[0].sid not in near]
+    plain += [hit for hit in near.values() if not hit[0].queue]
+    return Reach(message, reach.tenants, reach.hits | near, plain, groups)
 
 
 def without(reach: Reach, client: int) -> Reach:
