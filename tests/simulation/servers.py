@@ -197,10 +197,10 @@ class Door:
         self.out = bytearray()  # all that the server has sent
         self.brought = 0  # bytes of that which are at the gateway
         self.rest = b""
-        self.pings: list[
-            tuple[list[Subscription], list[Message]]
-        ] = []  # for each PING: what it had told and sent before
+        # For each PING: what it had told and sent before, and sent on for other servers.
+        self.pings: list[tuple[list[Subscription], list[Message], list[Message]]] = []
         self.sent: list[Message] = []  # … since the last one
+        self.sent_on: list[Message] = []
         self.has_ended = False  # the gateway sends nothing more
         self.ends_at = -1  # … than so many bytes; -1: it has closed
         self.is_left = False  # the server has read that, and sends nothing more either
@@ -455,6 +455,7 @@ class Server:
             been = f"{been},{self.short_id}".lstrip(",")
             words = f"QMSG {been} {account} {subject} | {queue} {header_size} {len(body)}\r\n"
             self.door.out += words.encode() + body + b"\r\n"
+            self.door.sent_on.append(self.servers.messages[number_in(body)])
 
     def tell(self) -> None:
         """Tell what is wanted here now, as far as that has changed."""
@@ -571,7 +572,7 @@ class Server:
 
     def on_pong(self) -> None:
         assert self.door is not None and self.door.pings, "a PONG without a PING"
-        told, sent = self.door.pings.pop(0)
+        told, sent, _ = self.door.pings.pop(0)
         for message in sent:
             if not (message.crosses_reload or message.is_lost_outside or message.is_orphaned):
                 self.servers.seen["PONG to another server, and a link had broken"] += message.may_be_lost
@@ -831,10 +832,14 @@ class Servers:
         for server in self.all:
             door = server.door
             if door is not None and door.socket.is_over and door.socket.reason == CloseReason.ROUTE_REMOVED:
-                unanswered = [message for _, sent in door.pings for message in sent] + door.sent
-                assert unanswered and server.breaks, f"server {server.number} is in doubt, and nothing can be lost"
+                unanswered = [message for _, sent, _ in door.pings for message in sent] + door.sent
+                sent_on = [message for *_, sent in door.pings for message in sent] + door.sent_on
+                is_in_doubt = (unanswered or sent_on) and server.breaks
+                assert is_in_doubt, f"server {server.number} is in doubt, and nothing can be lost"
                 for message in unanswered:
                     message.is_lost_outside = message.may_be_lost = message.acked_at == NEVER
+                for message in sent_on:  # (whatever PONG its own server has had)
+                    message.is_lost_outside = message.may_be_lost = True
                 self.seen["server's connection ended in doubt"] += 1
                 self.lose_with(door)
                 self.detach(server)
@@ -987,9 +992,10 @@ class Servers:
 
     def ping(self, server: Server) -> None:
         if server.door is not None:
-            server.door.pings.append((list(server.wants), server.door.sent))
-            server.door.sent = []
-            server.door.out += b"PING\r\n"
+            door = server.door
+            door.pings.append((list(server.wants), door.sent, door.sent_on))
+            door.sent, door.sent_on = [], []
+            door.out += b"PING\r\n"
 
     def publish(
         self, server: Server, subject: str, answers: int = -1, size: int = 0, *, wants_answer: bool = False
