@@ -143,9 +143,9 @@ cdef class MeshFence(Fence):
     def doubt(self, int shard, connections, servers=None) -> int:
         """The sibling of a broken link lives, but messages on their way to it may be lost. A client that sent
         some, and has had no PONG since, must get none: it is closed, now or at its next PING. So is another server
-        (`servers`: the gateway's Exchange).
+        that relies on it (`servers`: the gateway's Exchange).
 
-        Returns how many of these connections, and of the servers, that are.
+        Returns of how many of these connections, and of the servers, messages may be lost.
         """
         cdef ClientConnection client
         cdef Waiter waiter

@@ -56,6 +56,7 @@ cdef class ServerLink(Peer):
     cdef readonly uint64_t in_bytes
     cdef uint64_t acked_msgs             # of these, in front of its last PING that has a PONG
     cdef bint is_in_doubt                # some of the others may be lost: see Exchange.doubt()
+    cdef public bint is_fenced           # its clients' PONGs wait for ours; else they promise nothing to anybody
     cdef readonly uint64_t subscriptions   # that it has told us
     cdef public uint64_t max_subscriptions   # … of which there may be so many; 0: any number
     cdef readonly uint64_t active_us     # when it last sent something

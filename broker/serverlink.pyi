@@ -48,6 +48,7 @@ class ServerLink(Peer):
     def active_us(self) -> int: ...
     must_authenticate: bool
     is_spare: bool
+    is_fenced: bool
     takes_origins: bool
     only_queues_as: str
     names_origins: bool

@@ -101,10 +101,12 @@ cdef class DuePong(FencedBatch):
 
     cdef int on_fenced(self) except -1:
         self.link.acked_msgs = self.in_msgs
-        if self.link.is_in_doubt:
+        if self.link.is_in_doubt and self.link.is_fenced:
             self.link.close(CLOSE_ROUTE_REMOVED)
             out_call(&self.link.out)
-        elif not self.link.is_silent:
+            return 0
+        self.link.is_in_doubt = False   # (it may say later that it is fenced)
+        if not self.link.is_silent:
             self.link.append(b'PONG\r\n', 6)
         return 0
 

@@ -269,6 +269,7 @@ class RouteSession:
             self._introduced(info, raw)
         elif info.server_id == self.info.server_id:
             self._show_permissions(info)
+            self.link.is_fenced = info.fenced
             self._owner.on_news(self, info)
         elif self.is_member:
             self._owner.on_gossip(self, info)
@@ -316,6 +317,7 @@ class RouteSession:
         self.link.takes_headers(info.headers and self._identity.headers)
         self.link.takes_origins, self.link.names_origins = info.lnoc, info.lnocu
         self.link.only_queues_as = info.server_id if info.only_queues else ""
+        self.link.is_fenced = info.fenced
         if not self._is_on_trial:
             self._owner.on_introduced(self)
 

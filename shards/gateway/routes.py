@@ -186,6 +186,7 @@ class Routes:
         What members have told of new accounts counts from now on.
         """
         had = self.cluster
+        was_fenced = self._options.fence
         had_login = (had.user, had.password, had.permissions, had.tls, had.tls_insecure)
         self.adopt(options)
         self._learn_own_urls()
@@ -199,6 +200,8 @@ class Routes:
         if had_login != (cluster.user, cluster.password, cluster.permissions, cluster.tls, cluster.tls_insecure):
             for session in list(self._sessions):
                 session.close("the cluster's configuration has changed")
+        elif was_fenced != options.fence:
+            self._say_hello_again()
         for session in list(self._sessions) if has_new_accounts else ():
             if not session.link.take_accounts():
                 session.close("it told too much of accounts that were not known here, and has to tell it again")
@@ -215,10 +218,14 @@ class Routes:
         """The broker is in lame duck mode: members tell their clients no more of it."""
         if not self._is_leaving:
             self._is_leaving = True
-            line = self.hello()
-            for session in self._members.values():
-                session.link.send(line)
+            self._say_hello_again()
             self.flush()
+
+    def _say_hello_again(self) -> None:
+        """Something in our INFO has changed."""
+        line = self.hello()
+        for session in self._members.values():
+            session.link.send(line)
 
     def say(self, account: str, subject: str, payload: bytes) -> None:
         """Send every member this message, which the cluster's permissions let it have, whether it wants it or not."""
@@ -473,6 +480,7 @@ class Routes:
             "lnocu": True,
             "gnatswarm": OWN_VERSION,
             "only_queues": True,
+            "fenced": self._options.fence == "cluster" or None,
         }
         permissions = cluster.permissions
         if permissions is not None:

@@ -77,6 +77,7 @@ class ServerInfo(msgspec.Struct, frozen=True):
     ws_connect_urls: tuple[str, ...] | None = None
     gnatswarm: str = ""  # its version, if it is a gnatswarm
     ldm: bool = False
+    fenced: bool = False  # a gnatswarm with `fence: cluster`: its clients' PONGs wait for this broker's
     answers: Answers | None = None  # of a gnatswarm
     lnoc: bool = False  # a member of the cluster that is told which leaf node's cluster a message comes from
     lnocu: bool = False  # … and that tells of each such cluster's interest apart

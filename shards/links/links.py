@@ -457,7 +457,9 @@ class Links:
     def _lost_text(self, shard: int) -> str:
         n = self._sink.on_doubt(shard)
         return (
-            f"messages of {n} connections may be lost, and they are closed, not acknowledged" if n else "nothing lost"
+            f"messages of {n} connections may be lost, and whoever relies on a PONG is closed, not acknowledged"
+            if n
+            else "nothing lost"
         )
 
     def _part(self, session: LinkSession) -> None:

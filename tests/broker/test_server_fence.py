@@ -70,6 +70,7 @@ def test_a_member_whose_messages_a_broken_link_may_have_lost_gets_no_pong(make: 
     cluster = make(2, fenced=False)
     subscriber, mesh = cluster.members[1].clients[0], cluster.members[1].mesh
     there, here = cluster.routes[0, 1], cluster.routes[1, 0]
+    here.link.is_fenced = True
     subscriber.feed(b"SUB a 1\r\n")
     cluster.settle()
     cluster.members[0].clients[0].feed(b"PUB a 1\r\nx\r\n")
@@ -86,12 +87,32 @@ def test_a_member_whose_messages_a_broken_link_may_have_lost_gets_no_pong(make: 
     assert (subscriber.messages(), there.pongs, here.link.is_closing) == ([], 0, True)
 
 
+def test_a_server_that_relies_on_no_pong_stays_connected_when_a_link_breaks(make: Make) -> None:
+    """Also when it says later that it does: by then it has had its PONG."""
+    cluster = make(2, fenced=False)
+    subscriber, mesh = cluster.members[1].clients[0], cluster.members[1].mesh
+    there, here = cluster.routes[0, 1], cluster.routes[1, 0]
+    subscriber.feed(b"SUB a 1\r\n")
+    cluster.settle()
+    cluster.members[0].clients[0].feed(b"PUB a 1\r\nx\r\n")
+    cluster.members[0].mesh.settle()
+    cluster.carry((-1, 0, 1))
+    assert mesh.break_link(GATEWAY_NUMBER, 0) == 1
+    cluster.settle()
+    for is_fenced in (False, True):
+        here.link.is_fenced = is_fenced
+        there.link.ping()
+        cluster.settle()
+    assert (there.pongs, here.link.is_closing) == (2, False)
+
+
 @pytest.mark.parametrize("shard", [0, 1])
 def test_a_broken_link_puts_no_member_in_doubt_whose_messages_are_acknowledged(make: Make, shard: int) -> None:
     """Interest alone was on its way when the link broke; it is told anew."""
     cluster = make(2, fenced=False)
     subscriber, mesh = cluster.members[1].clients[0], cluster.members[1].mesh
     there = cluster.routes[0, 1]
+    cluster.routes[1, 0].link.is_fenced = True
     subscriber.feed(b"SUB a 1\r\n")
     cluster.settle()
     cluster.members[0].clients[0].feed(b"PUB a 1\r\nx\r\n")

@@ -142,6 +142,7 @@ SITUATIONS = {
     "… which rests, because what it sends takes long": "server rests",
     "what another server sent may be lost, and it gets no PONG": "server's connection ended in doubt",
     "… or it gets one, and nothing is lost": "PONG to another server, and a link had broken",
+    "… or relies on none, and stays connected": "PONG to a server that relies on none, and a link had broken",
     "connection to another server ended": "connection to a server ended",
     "… while the gateway reads of its shards": "connection to a server ended within a round",
     "gateway killed, and back": "gateway died",

@@ -213,6 +213,7 @@ class Door:
         self.session = DoorSession(self, is_encrypted=server.is_encrypted)
         self.link.takes_origins = server.says != NO_LNOC
         self.link.names_origins = server.says == LNOCU
+        self.link.is_fenced = server.is_fenced
         if server.takes_only_queues:
             self.link.only_queues_as = server.short_id
         cluster = server.origin if server.kind == "leaf" else ""
@@ -353,6 +354,7 @@ class Server:
             origins = ("pond", "pond", "pond", "lake")
         self.origin = rng.choice(origins) if kind != "hub" else ""
         self.takes_only_queues = takes_only_queues  # it is a gnatswarm, and knows QMSG
+        self.is_fenced = takes_only_queues and kind == "route"  # … and has said that its clients' PONGs wait for ours
         self.is_encrypted = number % 4 == 3
         self.short_id = f"NSERVER{self.number:05}"
         self.door: Door | None = None
@@ -574,7 +576,9 @@ class Server:
         assert self.door is not None and self.door.pings, "a PONG without a PING"
         told, sent, _ = self.door.pings.pop(0)
         for message in sent:
-            if not (message.crosses_reload or message.is_lost_outside or message.is_orphaned):
+            if message.may_be_lost and not self.is_fenced:
+                self.servers.seen["PONG to a server that relies on none, and a link had broken"] += 1
+            elif not (message.crosses_reload or message.is_lost_outside or message.is_orphaned):
                 self.servers.seen["PONG to another server, and a link had broken"] += message.may_be_lost
                 message.may_be_lost = False
                 message.acked_at = self.servers.now
@@ -832,6 +836,7 @@ class Servers:
         for server in self.all:
             door = server.door
             if door is not None and door.socket.is_over and door.socket.reason == CloseReason.ROUTE_REMOVED:
+                assert server.is_fenced, f"server {server.number} does not rely on PONGs, and is disconnected"
                 unanswered = [message for _, sent, _ in door.pings for message in sent] + door.sent
                 sent_on = [message for *_, sent in door.pings for message in sent] + door.sent_on
                 is_in_doubt = (unanswered or sent_on) and server.breaks

@@ -9,8 +9,10 @@ import time
 
 import pytest
 
+from tests.support.raw_route import RawRoute
 from tests.support.servers import Broker, suspended
 from tests.support.turns import until
+from tests.system.test_broken_link import break_links
 from tests.system.test_cluster import Net, Start, cluster_config, is_meshed, know, net, route_port, start, subscribed
 
 __all__ = ["net", "start"]
@@ -72,3 +74,38 @@ async def test_a_reload_turns_it_on(start: Start, net: Net) -> None:
         await asyncio.to_thread(here.log.wait_line, "Reloaded server configuration")
         await subscribed(near, "held 2")
         assert await asyncio.to_thread(here.log.wait_line, LATE)
+
+
+async def test_a_member_says_whether_its_pongs_wait_for_others(start: Start) -> None:
+    here = start("gnatswarm-1", cluster_config("here"))
+    route = await RawRoute.dial(route_port(here), "raw")
+    assert "fenced" not in route.info
+    assert here.config is not None and here.directory is not None
+    for more in (FENCED, ""):
+        (here.directory / "broker.conf").write_text(f"{here.config}\n{more}\n")
+        here.send_signal(signal.SIGHUP)
+        while not route.infos:
+            await route.talk()
+        assert route.infos.pop().get("fenced", False) is (more == FENCED)
+    route.close()
+
+
+async def test_a_broken_link_ends_the_connections_of_fenced_members_alone(start: Start, net: Net) -> None:
+    """Nobody at another server is promised anything by its PONG: a nats-server stays connected."""
+    here = start("gnatswarm-2", cluster_config("here"))
+    subscriber = await net.client(here)
+    await subscribed(subscriber, "of.> 1")
+    routes = [await RawRoute.dial(route_port(here), name, fenced=name == "fenced") for name in ("fenced", "plain")]
+    for route in routes:
+        await route.talk()
+        route.write(f"RMSG $G of.{route.name} 1\r\nx\r\n")
+    await subscriber.messages(2, 20)
+    await break_links(here, subscriber.info["shard"])
+    await asyncio.to_thread(here.log.wait_line, "gateway - The link to shard . broke, and is made again")
+    fenced, plain = routes
+    fenced.write("PING\r\n")
+    assert "PONG" not in await fenced.ended()
+    for _ in range(2):
+        await plain.talk(f"RMSG $G of.{plain.name} 1\r\ny\r\n")
+        assert [frame.payload for frame in await subscriber.messages(1, 20)] == [b"y"]
+    plain.close()
