@@ -200,7 +200,14 @@ def test_with_verify_and_map_a_certificate_is_enough(built: Build, authority: Au
             "1:33: ignore_discovered_servers: expec",
         ),
         ("leafnodes { remotes [ { url: h, tls { cert_file: x } } ] }", "1:33: a certificate needs its key"),
-        ("leafnodes { remotes [ { url: h, tls { ca_file: /no/such } } ] }", "1:33: /no/such: No such file"),
+        (
+            "leafnodes { remotes [ { url: h, tls { ca_file: /no/such } } ] }",
+            "1:33: error parsing root ca certificate: open /no/such: no such file",
+        ),
+        (
+            "leafnodes { remotes [ { url: h, tls { cert_file: /no/such, key_file: /no/such } } ] }",
+            "1:33: error parsing X509 certificate/key pair: open /no/such: no such file",
+        ),
         (
             "leafnodes { remotes [ { url: 'nats://u:pw@h' }, { url: 'nats://u:pw@h' } ] }",
             '1:49: duplicate remote urls=["nats://xxxxx@h"], account="$G"',
