@@ -243,11 +243,21 @@ def weakness(context: ssl.SSLContext, pair: CertificatePair) -> str:
     return "signed with SHA-1, or an older algorithm" if _of_first(pair, is_forgeable) else ""
 
 
+class _HasPassword(ValueError):
+    """A file is encrypted."""
+
+
 def _no_password() -> str:
-    raise ValueError("the key is encrypted with a password, which nobody could type here")
+    """Prevents OpenSSL from asking for a password on the terminal, where a service would wait for ever."""
+    raise _HasPassword
 
 
 def _text(error: Exception, pair: CertificatePair, path: str = "") -> str:
+    if isinstance(error, _HasPassword):
+        is_key = b"ENCRYPTED" not in pair.cert_pem or b"ENCRYPTED" in pair.key_pem
+        file = pair.key_file if is_key else pair.cert_file
+        advice = f"write it without one: openssl pkey -in {file} -out …"
+        return f"{file} is encrypted with a password, which nobody could type here; {advice}"
     if isinstance(error, ssl.SSLError):
         if not path:
             why = _pair_fault(pair, error.reason or "")

@@ -230,6 +230,29 @@ def test_a_mistake_has_its_place(refusals: Callable[[str], list[str]], text: str
     assert "pw" not in "".join(found)
 
 
+@pytest.mark.parametrize("is_old_format", [False, True])
+def test_nobody_is_asked_for_the_password_of_a_key(
+    refusals: Callable[[str], list[str]],
+    authority: Authority,
+    capfd: pytest.CaptureFixture[str],
+    *,
+    is_old_format: bool,
+) -> None:
+    """OpenSSL would ask on the terminal, where a start as a service waits for ever."""
+    from cryptography.hazmat.primitives import serialization
+
+    pair = authority.server(password=b"x")
+    if is_old_format:
+        key = serialization.load_pem_private_key(pair.key.read_bytes(), b"x")
+        locked = serialization.BestAvailableEncryption(b"x")
+        old = serialization.PrivateFormat.TraditionalOpenSSL
+        pair.key.write_bytes(key.private_bytes(serialization.Encoding.PEM, old, locked))
+    (said,) = refusals(f"leafnodes {{ remotes [ {{ url: h, tls {{ {pair.lines} }} }} ] }}")
+    assert said.startswith("1:33: error parsing X509 certificate/key pair: ")
+    assert f"{pair.key} is encrypted with a password, which nobody could type here; write it without one" in said
+    assert "pass phrase" not in capfd.readouterr().err
+
+
 def test_a_number_of_seconds_is_a_write_deadline(built: Callable[..., Built]) -> None:
     assert built("leafnodes { port: 1, write_deadline: 5 }").options.leafnodes.write_deadline_s == 5.0
 
