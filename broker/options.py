@@ -297,6 +297,15 @@ class ClientTls(_Discreet, frozen=True, forbid_unknown_fields=True):
     key_file: str = ""  # PEM: its private key
     insecure: bool = False  # do not check the other server's certificate
     timeout_s: float = 2.0  # for the handshake
+    # The content of the files when the configuration was read; b"": read the files when they are needed.
+    cert_pem: bytes = b""
+    key_pem: bytes = b""
+    ca_pem: bytes = b""
+
+    @property
+    def pairs(self) -> tuple[CertificatePair, ...]:
+        """The certificate that this broker presents, with its key; (): none."""
+        return (CertificatePair(self.cert_file, self.key_file, self.cert_pem, self.key_pem),) if self.cert_file else ()
 
 
 class LeafRemote(_Discreet, frozen=True, forbid_unknown_fields=True):
@@ -321,6 +330,12 @@ class LeafRemote(_Discreet, frozen=True, forbid_unknown_fields=True):
     # nats-server waits one second for INFO; two leave room for a busy hub.
     first_info_timeout_s: float = 2.0  # for the hub's INFO, with which it begins
     ignore_discovered_servers: bool = False  # addresses that the hub names are not dialled
+
+    @property
+    def apart_from_files(self) -> "LeafRemote":
+        """The same, whatever its certificate files hold: a reload with a renewed certificate has the same remote."""
+        tls = msgspec.structs.replace(self.tls, cert_pem=b"", key_pem=b"", ca_pem=b"")
+        return msgspec.structs.replace(self, tls=tls)
 
 
 class LeafNodes(_Discreet, frozen=True, forbid_unknown_fields=True):

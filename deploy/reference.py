@@ -245,7 +245,7 @@ NO_KEY = {
     "remote.jwt": "in that file",
     **{
         f"{block}.{what}_pem": "the content of that file"
-        for block in ("tls", "websocket.tls", "cluster.tls", "leafnodes.tls")
+        for block in ("tls", "websocket.tls", "cluster.tls", "leafnodes.tls", "remote_tls")
         for what in ("cert", "key", "ca")
     },
 }

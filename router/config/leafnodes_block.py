@@ -19,7 +19,7 @@ from gnatswarm.router.config.conf_tree import Block, Entry, List, Node, Position
 from gnatswarm.router.config.option_keys import Settings
 from gnatswarm.router.config.option_values import BareSeconds, Mistake
 from gnatswarm.router.config.repetition import given_again, same
-from gnatswarm.router.config.tls_block import TlsBlock
+from gnatswarm.router.config.tls_block import TlsBlock, with_client_certificates
 from gnatswarm.router.config.user_list import BAD_HASH, known, not_enforced, unknown_field
 
 _SCHEMES = ("nats", "nats-leaf", "tls", "leaf", "leafnode", "ws", "wss")
@@ -337,30 +337,8 @@ class LeafNodesBlock:
                 self.problems.append(unknown_field(inner, list(_TLS_KEYS)))
         if bool(settings.get("cert_file")) != bool(settings.get("key_file")):
             self._problem(entry.at, "a certificate needs its key", "give both cert_file and key_file")
-        self._check_files(entry.at, settings)
-        return ClientTls(**settings)  # type: ignore[arg-type]
-
-    def _check_files(self, at: Position, settings: dict[str, object]) -> None:
-        import ssl
-
-        for name in ("ca_file", "cert_file", "key_file"):
-            path = settings.get(name)
-            if not isinstance(path, str) or not path:
-                continue
-            try:
-                with open(path, "rb"):
-                    pass
-            except OSError as error:
-                self._problem(at, f"{path}: {error.strerror}", f"{name} must be a file that this user may read")
-                return
-        try:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-            if settings.get("ca_file"):
-                context.load_verify_locations(str(settings["ca_file"]))
-            if settings.get("cert_file") and settings.get("key_file"):
-                context.load_cert_chain(str(settings["cert_file"]), str(settings["key_file"]))
-        except (ssl.SSLError, OSError) as error:
-            self._problem(at, f"tls of a remote: {error}", "certificate, key and authorities are PEM files")
+            return ClientTls()
+        return with_client_certificates(ClientTls(**settings), entry.at, self.problems)  # type: ignore[arg-type]
 
     def _subjects(self, entry: Entry) -> tuple[str, ...]:
         items: list[Node] = entry.value.items if isinstance(entry.value, List) else [entry.value]

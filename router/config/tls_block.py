@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable
 
 from gnatswarm.broker.access import ciphers
-from gnatswarm.broker.options import CertificatePair, Tls
+from gnatswarm.broker.options import CertificatePair, ClientTls, Tls
 from gnatswarm.router.config import not_offered
 from gnatswarm.router.config import option_values as values
 from gnatswarm.router.config.conf_tree import Block, Entry, List, NewerProblem, Position, Problem, plain
@@ -167,6 +167,18 @@ def with_certificates(tls: Tls, at: Position, problems: list[Problem], notices: 
         return tls
     for file, weak, begin, end in found:
         _remark(file, weak, begin, end, at, notices)
+    return tls
+
+
+def with_client_certificates(tls: ClientTls, at: Position, problems: list[Problem]) -> ClientTls:
+    """The same of connections to another server: the content of the files, and errors in them."""
+    from gnatswarm.shards.boundary.certificates import CertificateError, client_context, with_client_files
+
+    try:
+        tls = with_client_files(tls)
+        client_context(tls, is_insecure=tls.insecure)
+    except CertificateError as error:
+        problems.append(Problem(at, str(error), "the hub could not be connected to"))
     return tls
 
 

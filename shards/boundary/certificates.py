@@ -1,4 +1,4 @@
-"""TLS certificates: turns the TLS options of one port into the ssl context of its connections.
+"""TLS certificates: turns the TLS options of a port, or of another server, into the ssl context of its connections.
 
 The router reads the files once per start and reload, and sends their contents to the shards. So a bad file stops the
 start, or leaves a running broker as it was; and a file that is replaced later takes effect at the next reload, also
@@ -19,14 +19,14 @@ import msgspec
 from gnatswarm.broker.access import ciphers
 from gnatswarm.broker.access.certificate_dates import validity_of
 from gnatswarm.broker.access.certificate_parts import dns_names, is_forgeable, key_kind
-from gnatswarm.broker.options import CertificatePair
+from gnatswarm.broker.options import CertificatePair, Tls
 
 if TYPE_CHECKING:
     import datetime
     from collections.abc import Callable, Iterable, Iterator
     from typing import TypeVar
 
-    from gnatswarm.broker.options import Tls
+    from gnatswarm.broker.options import ClientTls
 
     T = TypeVar("T")
 
@@ -51,6 +51,16 @@ def with_files(tls: Tls) -> Tls:
         for one in tls.more_certs
     )
     if tls.asks_for_certificate and tls.ca_file:
+        found["ca_pem"] = _read(tls.ca_file, _AUTHORITY)
+    return msgspec.structs.replace(tls, **found)
+
+
+def with_client_files(tls: ClientTls) -> ClientTls:
+    """The same of connections to another server, which need no files. Raises CertificateError."""
+    found: dict[str, bytes] = {}
+    if tls.cert_file:
+        found = {"cert_pem": _read(tls.cert_file, _PAIR), "key_pem": _read(tls.key_file, _PAIR)}
+    if tls.ca_file:
         found["ca_pem"] = _read(tls.ca_file, _AUTHORITY)
     return msgspec.structs.replace(tls, **found)
 
@@ -145,21 +155,10 @@ def _server_context(tls: Tls, pairs: Iterable[CertificatePair]) -> ssl.SSLContex
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION | ssl.OP_NO_TICKET
     context.num_tickets = 0
     for pair in pairs:
-        try:
-            with _as_file(pair.cert_pem, pair.cert_file) as cert, _as_file(pair.key_pem, pair.key_file) as key:
-                _load_pair(context, cert, key)
-        except (OSError, ValueError) as error:
-            raise CertificateError(f"{_PAIR}: {_text(error, pair)}") from None
+        _load_pair(context, pair)
     if tls.asks_for_certificate:
         context.verify_mode = ssl.CERT_REQUIRED
-        try:
-            if tls.ca_file:
-                with _as_file(tls.ca_pem, tls.ca_file) as authorities:
-                    context.load_verify_locations(authorities)
-            else:
-                context.load_default_certs(ssl.Purpose.CLIENT_AUTH)
-        except OSError as error:
-            raise CertificateError(f"{_AUTHORITY}: {_text(error, tls.pairs[0], tls.ca_file)}") from None
+        _load_authorities(context, tls, ssl.Purpose.CLIENT_AUTH)
     if tls.cipher_suites:
         names = [ciphers.TLS_1_2[name] for name in tls.cipher_suites if name in ciphers.TLS_1_2]
         if names:
@@ -177,27 +176,47 @@ def _server_context(tls: Tls, pairs: Iterable[CertificatePair]) -> ssl.SSLContex
     return context
 
 
-def client_context(tls: Tls, *, is_insecure: bool) -> ssl.SSLContext:
-    """The ssl context for connections to other servers, with the same certificate. Raises CertificateError."""
+def client_context(tls: Tls | ClientTls, *, is_insecure: bool) -> ssl.SSLContext:
+    """The ssl context for connections to other servers, of a cluster with the port's certificate.
+
+    Raises CertificateError.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = _VERSIONS[tls.min_version]
-    try:
-        with _as_file(tls.cert_pem, tls.cert_file) as cert, _as_file(tls.key_pem, tls.key_file) as key:
-            _load_pair(context, cert, key)
-        if tls.ca_file:
-            with _as_file(tls.ca_pem, tls.ca_file) as authorities:
-                context.load_verify_locations(authorities)
-        else:
-            context.load_default_certs(ssl.Purpose.SERVER_AUTH)
-    except (OSError, ValueError) as error:
-        raise CertificateError(f"{_PAIR}: {_text(error, tls.pairs[0])}") from None
+    if isinstance(tls, Tls):
+        context.minimum_version = _VERSIONS[tls.min_version]
+    # As nats-server, it trusts what is in ca_file, though another authority has signed it.
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    for pair in tls.pairs[:1]:
+        _load_pair(context, pair)
+    _load_authorities(context, tls, ssl.Purpose.SERVER_AUTH)
     if is_insecure:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     return context
 
 
-def _load_pair(context: ssl.SSLContext, cert: str, key: str) -> None:
+def _load_authorities(context: ssl.SSLContext, tls: Tls | ClientTls, purpose: ssl.Purpose) -> None:
+    """Those of ca_file, else the system's own. Raises CertificateError."""
+    if not tls.ca_file:
+        context.load_default_certs(purpose)
+        return
+    try:
+        with _as_file(tls.ca_pem, tls.ca_file) as authorities:
+            context.load_verify_locations(authorities)
+    except OSError as error:
+        raise CertificateError(f"{_AUTHORITY}: {_text(error, CertificatePair('', ''), tls.ca_file)}") from None
+
+
+def _load_pair(context: ssl.SSLContext, pair: CertificatePair) -> None:
+    """Raises CertificateError."""
+    try:
+        with _as_file(pair.cert_pem, pair.cert_file) as cert, _as_file(pair.key_pem, pair.key_file) as key:
+            _load_at_some_level(context, cert, key)
+    except (OSError, ValueError) as error:
+        raise CertificateError(f"{_PAIR}: {_text(error, pair)}") from None
+
+
+def _load_at_some_level(context: ssl.SSLContext, cert: str, key: str) -> None:
     """Load them at the highest of OpenSSL's security levels that takes them; 2 is usual.
 
     nats-server takes certificates signed by means of SHA-1, and short keys. Level 0 also takes them from clients:
@@ -224,11 +243,21 @@ def weakness(context: ssl.SSLContext, pair: CertificatePair) -> str:
     return "signed with SHA-1, or an older algorithm" if _of_first(pair, is_forgeable) else ""
 
 
+class _HasPassword(ValueError):
+    """A file is encrypted."""
+
+
 def _no_password() -> str:
-    raise ValueError("the key is encrypted with a password, which nobody could type here")
+    """Prevents OpenSSL from asking for a password on the terminal, where a service would wait for ever."""
+    raise _HasPassword
 
 
 def _text(error: Exception, pair: CertificatePair, path: str = "") -> str:
+    if isinstance(error, _HasPassword):
+        is_key = b"ENCRYPTED" not in pair.cert_pem or b"ENCRYPTED" in pair.key_pem
+        file = pair.key_file if is_key else pair.cert_file
+        advice = f"write it without one: openssl pkey -in {file} -out …"
+        return f"{file} is encrypted with a password, which nobody could type here; {advice}"
     if isinstance(error, ssl.SSLError):
         if not path:
             why = _pair_fault(pair, error.reason or "")

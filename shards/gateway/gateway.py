@@ -160,9 +160,11 @@ class Gateway:
             return
         wanted = list(options.leafnodes.remotes)
         for remote in list(self._remotes):
-            if remote.remote in wanted:
-                wanted.remove(remote.remote)
-                remote.reload(options)
+            before = remote.remote.apart_from_files
+            same = next((one for one in wanted if one.apart_from_files == before), None)
+            if same is not None:
+                wanted.remove(same)
+                remote.reload(options, same)
             else:
                 self._remotes.remove(remote)
                 remote.close("it was removed from the configuration")

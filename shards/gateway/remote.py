@@ -12,7 +12,6 @@ import logging
 import os
 import random
 import socket
-import ssl
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
@@ -26,6 +25,7 @@ from gnatswarm.shards.sockets.gate import Gate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from ssl import SSLContext, SSLObject
 
     from gnatswarm.broker.exchange import Exchange
     from gnatswarm.broker.options import LeafRemote, Options
@@ -180,6 +180,7 @@ class Remote:
         self._next_id = next_id
         self.events = events
         self.session: LeafSession | None = None
+        self._context: SSLContext | None = None  # made for the first dial with TLS
         self._configured = [address_of(url, 7422) for url in remote.urls]
         self._discovered: list[Address] = []
         self._failures = 0
@@ -198,9 +199,14 @@ class Remote:
         """Whether the broker behaves as nats-server 2.15."""
         return self._options.is_like_newer
 
-    def reload(self, options: Options) -> None:
-        """Use the new options; they name the same remote. A hub is left whose certificate they refuse."""
+    def reload(self, options: Options, remote: LeafRemote) -> None:
+        """Use the new options, in which it is this remote: the same, but for what its certificate files hold.
+
+        That holds from the next dial on. A hub is left whose certificate the options refuse.
+        """
         self._options = options
+        if remote != self.remote:
+            self.remote, self._context = remote, None
         if self.session is not None:
             self.session.reload()
             self.flush()
@@ -289,7 +295,7 @@ class Remote:
             return "this broker itself listens there"
         return ""
 
-    def objection_to_certificate(self, tls: ssl.SSLObject) -> str:
+    def objection_to_certificate(self, tls: SSLObject) -> str:
         """Why a hub with this certificate may not be connected; "": it may. Pins of the port hold here, as there."""
         pins = self._options.leafnodes.tls.pinned_certs
         if not pins:
@@ -337,19 +343,18 @@ class Remote:
         await self._over
 
     def _gate(self, address: Address, *, is_wanted: bool) -> Gate | None:
-        """What comes before the protocol: TLS, WebSocket; None: nothing. ValueError for files that cannot be used."""
+        """What comes before the protocol: TLS, WebSocket; None: nothing."""
         tls = self.remote.tls
         frames = self._frames(address) if address.websocket else None
         if not (is_wanted or tls.is_on or address.tls):
             return Gate(timeout_s=tls.timeout_s, frames=frames) if frames is not None else None
-        context = ssl.create_default_context(cafile=tls.ca_file or None)
-        if tls.insecure:
-            context.check_hostname = False
-            context.verify_mode = ssl.CERT_NONE
-        if tls.cert_file:
-            context.load_cert_chain(tls.cert_file, tls.key_file or None)
+        if self._context is None:
+            # Imported here, so that a hub without TLS does not load ssl.
+            from gnatswarm.shards.boundary.certificates import client_context
+
+            self._context = client_context(tls, is_insecure=tls.insecure)
         name = name_for_tls(address.host, [one.host for one in self._configured])
-        return Gate(context=context, timeout_s=tls.timeout_s, server_hostname=name, frames=frames)
+        return Gate(context=self._context, timeout_s=tls.timeout_s, server_hostname=name, frames=frames)
 
     def _frames(self, address: Address) -> Callable[[FrozenFrames | None], Frames]:
         """Makes the WebSocket state of a connection to this address."""

@@ -6,12 +6,13 @@ Both versions of nats-server are hubs and leaf nodes here, too, so that what is 
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 
 import pytest
 
 from tests.support.authority import Authority, Pair
 from tests.support.leaves import CREATED, Net, check_own_account, hub_port, know
-from tests.support.servers import Broker
+from tests.support.servers import Broker, wait_until
 from tests.system.test_leaf import Start, net, start
 
 __all__ = ["net", "start"]
@@ -186,6 +187,37 @@ async def test_a_reload_closes_leaf_nodes_without_what_the_port_asks_for_now(
     reloaded(hub, (before, after))
     hub.log.wait_line(f"the configuration does not admit it any more: {why}")
     leaf.log.wait_line(CLOSED)
+
+
+async def test_a_leaf_node_presents_what_its_files_held_at_the_last_reload(
+    start: Start, authority: Authority, tmp_path: Path
+) -> None:
+    """A reload with a renewed certificate leaves the connection as it is; the next one has it, whatever came later."""
+    old, new = authority.client("CN=old"), authority.client("CN=new")
+    pins = f"pinned_certs: ['{old.pin}', '{new.pin}']"
+    tls = f"tls {{ {authority.server().lines}, ca_file: '{authority.path}', verify: true, {pins} }}"
+    hub = start("gnatswarm-1", f"leafnodes {{ listen: '127.0.0.1:-1', {tls} }}")
+    mine = Pair(tmp_path / "mine.pem", tmp_path / "mine.key")
+    trusted = tmp_path / "trusted.pem"
+    trusted.write_bytes(authority.path.read_bytes())
+
+    def put(cert: bytes, key: bytes) -> None:
+        mine.cert.write_bytes(cert)
+        mine.key.write_bytes(key)
+
+    put(old.cert.read_bytes(), old.key.read_bytes())
+    remote = f"{{ url: 'nats://127.0.0.1:{hub_port(hub)}', tls {{ ca_file: '{trusted}', {mine.lines} }} }}"
+    leaf = start("gnatswarm-1", f"leafnodes {{ remotes [ {remote} ] }}")
+    leaf.log.wait_line(CREATED)
+    put(new.cert.read_bytes(), new.key.read_bytes())
+    leaf.send_signal(signal.SIGHUP)
+    leaf.log.wait_line("Reloaded server configuration")
+    put(b"", b"half")
+    trusted.unlink()
+    assert "Leafnode connection closed" not in leaf.log.text
+    reloaded(hub, (pins, f"pinned_certs: ['{new.pin}']"))
+    hub.log.wait_line("the configuration does not admit it any more: certificate not pinned")
+    wait_until(lambda: leaf.log.text.count("Leafnode connection created") == 2)
 
 
 async def test_a_reload_leaves_a_hub_whose_certificate_would_be_refused_now(start: Start, authority: Authority) -> None:

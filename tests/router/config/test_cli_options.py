@@ -766,7 +766,10 @@ def test_a_key_with_a_password_is_refused_instead_of_asked_for(
     refusals: Callable[..., list[str]], authority: Authority, tmp_path: pathlib.Path
 ) -> None:
     locked = authority.server(password=b"secret")
-    assert "encrypted with a password" in refusals(f"tls {{ {locked.lines} }}")[0]
+    said = (
+        f"{locked.key} is encrypted with a password, which nobody could type here; write it without one: openssl pkey"
+    )
+    assert said in refusals(f"tls {{ {locked.lines} }}")[0]
 
 
 def test_what_is_switched_off_needs_no_notice(built: Build) -> None:

@@ -200,7 +200,14 @@ def test_with_verify_and_map_a_certificate_is_enough(built: Build, authority: Au
             "1:33: ignore_discovered_servers: expec",
         ),
         ("leafnodes { remotes [ { url: h, tls { cert_file: x } } ] }", "1:33: a certificate needs its key"),
-        ("leafnodes { remotes [ { url: h, tls { ca_file: /no/such } } ] }", "1:33: /no/such: No such file"),
+        (
+            "leafnodes { remotes [ { url: h, tls { ca_file: /no/such } } ] }",
+            "1:33: error parsing root ca certificate: open /no/such: no such file",
+        ),
+        (
+            "leafnodes { remotes [ { url: h, tls { cert_file: /no/such, key_file: /no/such } } ] }",
+            "1:33: error parsing X509 certificate/key pair: open /no/such: no such file",
+        ),
         (
             "leafnodes { remotes [ { url: 'nats://u:pw@h' }, { url: 'nats://u:pw@h' } ] }",
             '1:49: duplicate remote urls=["nats://xxxxx@h"], account="$G"',
@@ -221,6 +228,29 @@ def test_a_mistake_has_its_place(refusals: Callable[[str], list[str]], text: str
     found = refusals(text)
     assert any(line.startswith(wanted) for line in found), found
     assert "pw" not in "".join(found)
+
+
+@pytest.mark.parametrize("is_old_format", [False, True])
+def test_nobody_is_asked_for_the_password_of_a_key(
+    refusals: Callable[[str], list[str]],
+    authority: Authority,
+    capfd: pytest.CaptureFixture[str],
+    *,
+    is_old_format: bool,
+) -> None:
+    """OpenSSL would ask on the terminal, where a start as a service waits for ever."""
+    from cryptography.hazmat.primitives import serialization
+
+    pair = authority.server(password=b"x")
+    if is_old_format:
+        key = serialization.load_pem_private_key(pair.key.read_bytes(), b"x")
+        locked = serialization.BestAvailableEncryption(b"x")
+        old = serialization.PrivateFormat.TraditionalOpenSSL
+        pair.key.write_bytes(key.private_bytes(serialization.Encoding.PEM, old, locked))
+    (said,) = refusals(f"leafnodes {{ remotes [ {{ url: h, tls {{ {pair.lines} }} }} ] }}")
+    assert said.startswith("1:33: error parsing X509 certificate/key pair: ")
+    assert f"{pair.key} is encrypted with a password, which nobody could type here; write it without one" in said
+    assert "pass phrase" not in capfd.readouterr().err
 
 
 def test_a_number_of_seconds_is_a_write_deadline(built: Callable[..., Built]) -> None:

@@ -14,10 +14,18 @@ import msgspec
 import pytest
 
 from gnatswarm.broker.access.certificate_dates import validity_of
-from gnatswarm.broker.options import Options, Tls
+from gnatswarm.broker.options import ClientTls, LeafNodes, LeafRemote, Options, Tls
+from gnatswarm.router.commands import config_get
 from gnatswarm.router.config.reload import diff
 from gnatswarm.shards.boundary import certificates
-from gnatswarm.shards.boundary.certificates import CertificateError, server_context, validity, with_files
+from gnatswarm.shards.boundary.certificates import (
+    CertificateError,
+    client_context,
+    server_context,
+    validity,
+    with_client_files,
+    with_files,
+)
 from tests.support.authority import Authority
 
 
@@ -45,6 +53,49 @@ def test_neither_log_nor_repr_shows_what_is_in_them(tls):
     changed = msgspec.structs.replace(read, key_pem=b"-----BEGIN PRIVATE KEY-----other", cert_pem=b"x")
     lines = [str(change) for change in diff(Options(tls=read), Options(tls=changed)).live]
     assert lines == ["tls.cert_pem changed", "tls.key_pem changed"]
+
+
+@pytest.fixture
+def own(tls):
+    """TLS of a remote with the same files."""
+    return ClientTls(is_on=True, cert_file=tls.cert_file, key_file=tls.key_file, ca_file=tls.ca_file)
+
+
+def test_another_server_is_connected_to_with_what_was_read(own):
+    read = with_client_files(own)
+    for path in (own.cert_file, own.key_file, own.ca_file):
+        os.unlink(path)
+    with pytest.raises(CertificateError, match="no such file"):
+        client_context(own, is_insecure=False)
+    context = client_context(msgspec.msgpack.decode(msgspec.msgpack.encode(read), type=ClientTls), is_insecure=False)
+    assert context.verify_mode is ssl.CERT_REQUIRED and context.check_hostname
+    assert context.cert_store_stats()["x509_ca"] == 1
+    assert client_context(read, is_insecure=True).verify_mode is ssl.CERT_NONE
+    assert with_client_files(ClientTls(is_on=True)) == ClientTls(is_on=True)
+
+
+@pytest.mark.parametrize("field", ["cert_file", "key_file", "ca_file"])
+def test_files_for_another_server_that_are_none_are_named(own, field, tmp_path):
+    other = msgspec.structs.replace(own, **{field: str(tmp_path / "other")})
+    with pytest.raises(CertificateError, match="other: no such file"):
+        with_client_files(other)
+    (tmp_path / "other").write_bytes(b"half")
+    with pytest.raises(
+        CertificateError, match="root ca certificate: .*other" if field == "ca_file" else "other has no"
+    ):
+        client_context(with_client_files(other), is_insecure=False)
+
+
+def test_nothing_shows_what_is_in_files_for_another_server(own):
+    options = [
+        Options(leafnodes=LeafNodes(remotes=(LeafRemote(("nats://h",), tls=tls),)))
+        for tls in (with_client_files(own), own)
+    ]
+    assert "-----" not in repr(options[0])
+    assert [str(change) for change in diff(*options).live] == ["leafnodes.remotes changed"]
+    shown = config_get.shown(config_get.values(options[0], ["leafnodes"]), as_json=True)
+    assert '"cert_pem": "…", "key_pem": "…", "ca_pem": "…"' in shown
+    assert options[0].leafnodes.remotes[0].apart_from_files == options[1].leafnodes.remotes[0]
 
 
 @pytest.mark.parametrize("field", ["cert_file", "key_file", "ca_file"])
