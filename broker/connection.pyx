@@ -370,8 +370,13 @@ cdef class ClientConnection(Peer):
             self.rtt_us = max(<uint64_t>1, rtt_us)
 
     def allow(self, Allowance allowance):
-        """It may publish so much from now on; None: as much as it wants to."""
+        """It may publish so much from now on; None: as much as it wants to. True: it had another allowance before."""
+        if allowance is self.allowance:
+            return False
+        if self.allowance is not None:
+            self.limited_us = 0   # how long it has waited counts for that one
         self.allowance = allowance
+        return True
 
     def publish_again(self):
         """The time that on_publish_limited() said is over."""

@@ -24,14 +24,15 @@ WAITING_PER_STEP = 16
 
 
 class Allowances:
-    """Those under one configuration."""
+    """Those under one configuration. `before`: those of the last one, of which all stay whose limits are the same."""
 
-    def __init__(self, options: Options, page: Page) -> None:
+    def __init__(self, options: Options, page: Page, before: Allowances | None = None) -> None:
         self._page = page
         self._users = {user.shown: user.publish_limits for user in options.users if user.publish_limits is not None}
         self._accounts = {one.name: one.publish_limits for one in options.accounts if one.publish_limits is not None}
         self._made: dict[tuple[str, str], Allowance | None] = {}
-        self._waiting: Counter[Hashable] = Counter()
+        self._before = {} if before is None else {made.key: made for made in before._made.values() if made is not None}
+        self._waiting: Counter[Hashable] = Counter() if before is None else before._waiting
 
     def of(self, user: str, account: str) -> Allowance | None:
         """The allowance of a user's clients; None: they may publish as much as they want to."""
@@ -39,19 +40,18 @@ class Allowances:
             return None
         key = (user if user in self._users else "", account)
         if key not in self._made:
-            parts = [
-                (counted_names.of_publishing_user(user), self._users.get(user)),
-                (counted_names.of_publishing_account(account), self._accounts.get(account)),
-            ]
-            self._made[key] = self._new(key, parts)
+            parts: list[tuple[bytes, PublishLimits]] = []
+            if (limits := self._users.get(user)) is not None:
+                parts.append((counted_names.of_publishing_user(user, limits), limits))
+            if (limits := self._accounts.get(account)) is not None:
+                parts.append((counted_names.of_publishing_account(account, limits), limits))
+            self._made[key] = self._before.get(tuple(parts)) or self._new(parts)
         return self._made[key]
 
-    def _new(self, key: tuple[str, str], parts: list[tuple[bytes, PublishLimits | None]]) -> Allowance | None:
+    def _new(self, parts: list[tuple[bytes, PublishLimits]]) -> Allowance | None:
         buckets: list[tuple[int, float, float, bool]] = []
         stalls = []
         for name, limits in parts:
-            if limits is None:
-                continue
             of_messages, of_bytes = self._page.publisher_words(name)
             if limits.messages:
                 buckets.append((of_messages, limits.messages, limits.burst_s, False))
@@ -61,10 +61,10 @@ class Allowances:
                 stalls.append(limits.stall_s)
         if not buckets:
             return None
-        return Allowance(buckets, self._page, stall_s=min(stalls, default=0.0), key=key)
+        return Allowance(buckets, self._page, stall_s=min(stalls, default=0.0), key=tuple(parts))
 
-    def wait(self, key: Hashable, wait_us: int, again: Callable[[], None]) -> None:
-        """Call `again` after this time, or somewhat later."""
+    def wait(self, key: Hashable, wait_us: int, again: Callable[[], None]) -> Callable[[], None]:
+        """Call `again` after this time, or somewhat later. What is returned calls it at once; it may be called once."""
         steps = 1 + self._waiting[key] // WAITING_PER_STEP
         self._waiting[key] += 1
 
@@ -72,4 +72,10 @@ class Allowances:
             self._waiting[key] -= 1
             again()
 
-        asyncio.get_running_loop().call_later(max(wait_us / 1e6, LEAST_WAIT_S * steps), over)
+        timer = asyncio.get_running_loop().call_later(max(wait_us / 1e6, LEAST_WAIT_S * steps), over)
+
+        def at_once() -> None:
+            timer.cancel()
+            over()
+
+        return at_once

@@ -181,6 +181,7 @@ class Clients:
         self._ending: dict[ClientSession, None] = {}  # those with subscriptions to end, in the order of their turns
         self._ends_soon = False
         self._at_once = 0  # so many subscriptions are still renewed in the turn of a reload
+        self._limited: dict[ClientSession, Callable[[], None]] = {}  # waits for its publish_limits → reads it on
         self._busy: deque[ClientSession] = deque()  # held, because they have had their turn
         self._untold: dict[ClientSession, bool] = {}  # who is to hear what is new in INFO; whether to go (`ldm`)
         self._news: dict[tuple[str, bool], InfoTemplate] = {}  # the INFO for those, by kind of client and `ldm`
@@ -614,11 +615,18 @@ class Clients:
         self.denials.note_limited(session.account, session.connect.nkey or session.user)
 
         def again() -> None:
+            self._limited.pop(session, None)
             if session.socket is not None:
                 session.connection.publish_again()
                 self._reactor.finish()
 
-        self.allowances.wait((session.user, session.account), wait_us, again)
+        self._limited[session] = self.allowances.wait((session.user, session.account), wait_us, again)
+
+    def on_other_publish_limits(self, session: ClientSession) -> None:
+        """The client has other publish_limits than before: it waits for those no more."""
+        read_on = self._limited.get(session)
+        if read_on is not None:
+            read_on()
 
     def on_turn_over(self, session: ClientSession) -> None:
         """The client has had its turn: it is read on behind those before it, a few in each turn of the loop."""
@@ -844,7 +852,7 @@ class Clients:
         self._set_gates(options)
         self._set_authenticators(options, users)
         self.rights = Rights(options, self._mesh, self.rights)
-        self.allowances = Allowances(options, self._page)
+        self.allowances = Allowances(options, self._page, self.allowances)
         self._at_once = LOOKED_AT_ONCE
         before = self._unchecked
         self._unchecked = {

@@ -118,6 +118,9 @@ class SessionOwner(Protocol):
     def on_publish_limited(self, session: ClientSession, wait_us: int) -> None:
         """The client has to wait, because of publish_limits: publish_again() follows after this time."""
 
+    def on_other_publish_limits(self, session: ClientSession) -> None:
+        """The client has other publish_limits than before."""
+
     def on_turn_over(self, session: ClientSession) -> None:
         """The client has had its turn, and is not read: read_on() of its connection follows behind others."""
 
@@ -562,9 +565,11 @@ class ClientSession:
         rights = self._clients.rights
         self.connection.enter(rights.sublist(identity.account), permissions)
         self.connection.set_limits(rights.limits(identity.account))
-        self.connection.allow(self._clients.allowances.of(identity.user, identity.account))
+        is_new_rate = self.connection.allow(self._clients.allowances.of(identity.user, identity.account))
         self.user = identity.user
         self.account = identity.account
+        if is_new_rate:
+            self._clients.on_other_publish_limits(self)
         if self.connection.is_ending:
             self._clients.end_soon(self)
 

@@ -25,6 +25,7 @@ accounts {
     users: [
       { user: ann, password: a, publish_limits: { messages: 400, burst: "50ms", stall: "0s" } }
       { user: bob, password: b, publish_limits: { messages: 1, burst: "40s", stall: "200ms" } }
+      { user: cal, password: d, publish_limits: { messages: 1, burst: "1h", stall: "0s" } }
       { user: all, password: c }
     ]
     publish_limits: { bytes: 1MB }
@@ -88,7 +89,14 @@ async def test_limits_are_the_brokers_on_all_shards(
     assert [event["client"]["user"] for event in events if event["reason"] == "Publish Rate Exceeded"] == ["bob"] * 2
     assert 'Publish limit of User "bob" reached' in broker.log.text and "Publish Rate Exceeded" in broker.log.text
 
-    # A reload lifts it.
-    await reload(broker, CONFIG.replace('publish_limits: { messages: 1, burst: "40s", stall: "200ms" }', ""))
+    # A reload lifts it, also for who waits: cal's first hour is used up, and the rest would come one by one.
+    cals = await cluster.clients(2, on_different_shards=True, connect=user("cal", "d"))
+    for cal in cals:
+        await cal.send("PUB t.cal 1\r\nx\r\n" * 3700 + "PING\r\n")
+    await asyncio.to_thread(broker.log.wait_line, 'Publish limit of User "cal" reached')
+    raised = CONFIG.replace('messages: 1, burst: "1h"', 'messages: 1M, burst: "1s"')
+    await reload(broker, raised.replace('publish_limits: { messages: 1, burst: "40s", stall: "200ms" }', ""))
+    for cal in cals:
+        await cal.expect("PONG\r\n")
     [bob] = await cluster.clients(1, connect=user("bob", "b"))
     await bob.talk("PUB t.again 1\r\nx\r\n" * 100 + "PING\r\n", expect="PONG\r\n")

@@ -643,3 +643,31 @@ async def test_who_has_ended_is_heard_out_without_its_limit_and_others_keep_thei
         assert connections[1].in_msgs < 50 and not connections[1].is_closing
     finally:
         house.close()
+
+
+@pytest.mark.parametrize(
+    "after", [None, PublishLimits(messages=1_000_000, stall_s=0)], ids=["without limits", "with a higher limit"]
+)
+async def test_who_waits_for_its_publish_limits_goes_on_when_a_reload_changes_them(after: PublishLimits | None) -> None:
+    """Under the old ones its last message would come in some seven minutes."""
+
+    def limited(limits: PublishLimits | None) -> Options:
+        return Options(users=(User("a", publish_limits=limits), User("b", "b")), no_auth_user="a")
+
+    house = OneShard(limited(PublishLimits(bytes=1, burst_s=3600, stall_s=0)))
+    try:
+        clients = house.shard.clients
+        client = house.connect()
+        await client.talk(b"PING\r\n")
+        client.send(b"PUB a 1000\r\n%b\r\n" % bytes(1000) * 5 + b"PING\r\n")
+        [connection] = clients.connections()
+        await until(lambda: connection.in_msgs >= 4)
+        done: list[bool] = []
+        house.shard.reload(limited(PublishLimits(bytes=1, burst_s=3600, stall_s=0)), lambda: done.append(True))
+        await until(lambda: done)
+        assert connection.in_msgs == 4
+        house.shard.reload(limited(after))
+        assert (await client.wait(b"PONG\r\n")).endswith(b"PONG\r\n")
+        assert connection.in_msgs == 5
+    finally:
+        house.close()
