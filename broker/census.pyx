@@ -59,8 +59,17 @@ cdef tuple subscription_row(Sublist sublist, Sub *sub):
 cdef tuple cast_in(Sublist exporter, Sub *sub, bytes subject, set told):
     """(number, row) of the Shadow through which a client's subscription gets this subject of another account.
 
-    (0, its own row): it is one of this account. The number is its place among those of the subscription, from 1. Those
-    in `told` have been returned before.
+    (0, its own row): it is one of this account. See cast_of().
+    """
+    number, address = cast_of(exporter, sub, subject, told)
+    if number:
+        return number, subscription_row(exporter, <Sub *><size_t>address)
+    return 0, subscription_row(exporter, sub)
+
+
+cdef tuple cast_of(Sublist exporter, Sub *sub, bytes subject, set told):
+    """(number, address) of the next of the subscription's Shadows that get this subject of that account: its place
+    among all of them, from 1; 0: there is none. Those in `told` have been returned before.
     """
     cdef ClientConnection client
     cdef Sub *shadow
@@ -74,8 +83,8 @@ cdef tuple cast_in(Sublist exporter, Sub *sub, bytes subject, set told):
                     wanted = subject_bytes(exporter, shadow.node)
                     if subject_matches(wanted, len(wanted), subject, len(subject)):
                         told.add(address)
-                        return number, subscription_row(exporter, shadow)
-    return 0, subscription_row(exporter, sub)
+                        return number, address
+    return 0, 0
 
 
 def counters(ClientConnection client not None) -> ConnectionCounts:
@@ -150,24 +159,25 @@ def shadows(ClientConnection client not None, uint32_t start, uint32_t slots, ui
 
 
 def matching(Sublist sublist not None, bytes subject not None, uint32_t start, uint32_t most,
-             uint64_t most_text=ANY_TEXT) -> tuple:
+             uint64_t most_text=ANY_TEXT, set told=None) -> tuple:
     """([(cid, number, row)], total) of this shard's subscriptions that a message would reach: rows and numbers as in
     shadows(), 0 for clients of this account.
+
+    `told`: a set for all slices of one list, which keeps which of the streams of one subscription have been told. A
+    list that does not begin with the first one has had pass_over() for those before it.
     """
     cdef bytes padded = subject + bytes(SLACK)
     cdef const uint8_t *s = padded
     cdef Entry *entry = sublist.find(s, len(subject), hash_bytes(s, len(subject), sublist.seed))
     cdef list rows = []
-    cdef set told = set()
-    cdef uint64_t total
-    cdef uint64_t end, text = 0
+    cdef uint64_t total, end, text = 0
     cdef uint32_t i
     cdef Sub *sub
     if entry == NULL:
         raise MemoryError
-    total = entry.n_plain
-    for i in range(entry.n_choices):
-        total += entry.choices[i].n_local
+    if told is None:
+        told = set()
+    total = targets_of(entry)
     end = min(<uint64_t>start + most, total)
     for i in range(start, <uint32_t>end):
         sub = entry.targets[i].sub
@@ -177,6 +187,26 @@ def matching(Sublist sublist not None, bytes subject not None, uint32_t start, u
         if text >= most_text:
             break
     return rows, total
+
+
+def pass_over(Sublist sublist not None, bytes subject not None, uint32_t start, uint32_t most, set told not None):
+    """What matching() of these would have put into `told`."""
+    cdef bytes padded = subject + bytes(SLACK)
+    cdef const uint8_t *s = padded
+    cdef Entry *entry = sublist.find(s, len(subject), hash_bytes(s, len(subject), sublist.seed))
+    cdef uint32_t i
+    if entry == NULL:
+        raise MemoryError
+    for i in range(start, <uint32_t>min(<uint64_t>start + most, targets_of(entry))):
+        cast_of(sublist, entry.targets[i].sub, subject, told)
+
+
+cdef uint64_t targets_of(const Entry *entry) noexcept:
+    cdef uint64_t total = entry.n_plain
+    cdef uint32_t i
+    for i in range(entry.n_choices):
+        total += entry.choices[i].n_local
+    return total
 
 
 def interest(Sublist sublist not None, bytes subject not None) -> tuple:

@@ -164,9 +164,12 @@ class Pages:
         return _with_list(aggregate.head(facts), "account_statz", await _texts(found))
 
     async def account_statistics(
-        self, facts: Facts, names: Collection[str], *, unused: bool, is_vital: bool = False
+        self, facts: Facts, names: Collection[str], *, unused: bool, has_lost: bool = False, is_vital: bool = False
     ) -> list[Document]:
-        """Statistics of these accounts, or of all; without `unused` only of those that have connections."""
+        """Statistics of these accounts, or of all; without `unused` only of those that have connections.
+
+        `has_lost`: also of those whose connections have all ended.
+        """
         async with self._turn(is_vital=is_vital):
             answers = await self._ask_all(facts, rows.AccountsQuery(names=tuple(names)), rows.AccountsPart)
             more = await self._uncounted(answers, names)
@@ -175,8 +178,11 @@ class Pages:
         asked = frozenset(names)
         sums = {name: rows.AccountRow(name) for name in facts.accounts if not asked or name in asked}
         pace = Pace()
+        used: set[str] = set()  # a shard knows them
         for _shard, parts in answers:
             for part in parts:
+                if has_lost:
+                    used.update(row.name for row in part.rows)
                 aggregate.add_accounts(sums, part.rows)
                 await pace()
         for name, connections in more.items():
@@ -189,7 +195,7 @@ class Pages:
                 aggregate.account_statistics(row, leafs[row.name], is_like_newer=is_like_newer)
                 for row in wanted[at : at + ROWS_IN_ONE_STEP]
                 # (2.9 does not look at leaf nodes here)
-                if unused or row.connections or (is_like_newer and leafs[row.name])
+                if unused or row.connections or (is_like_newer and leafs[row.name]) or row.name in used
             ]
             await pace()
         return found

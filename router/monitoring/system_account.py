@@ -38,6 +38,8 @@ FIRST_STATSZ_S = 0.25
 STATSZ_EVERY_S = 10.0
 # Each account's number of connections, if it has any, as by nats-server; at changes, too.
 CONNECTIONS_EVERY_S = 30.0
+# How often to look whether all shards have said where they stand, after a router was replaced: that takes milliseconds.
+RESUMING_EVERY_S = 0.02
 
 
 class SystemAccount:
@@ -75,6 +77,8 @@ class SystemAccount:
         if self._view.options.has_system_users and self._next_statsz is None:
             self._schedule_statsz(FIRST_STATSZ_S)
             self._schedule_connections()
+            if self._doubts_all:  # what has changed while there was no router, nobody has said
+                self._do(self._say_connections(has_lost=True))
 
     def _schedule_statsz(self, after_s: float) -> None:
         import asyncio  # here: the router starts its shards before it imports asyncio
@@ -173,15 +177,28 @@ class SystemAccount:
         finally:
             self._is_saying_changes = False
 
-    async def _say_connections(self, accounts: Collection[str] = (), doubtful: Collection[str] = ()) -> None:
-        """Publish the connections of these accounts, or of all that have any; of the doubtful if there is news."""
+    async def _say_connections(
+        self, accounts: Collection[str] = (), doubtful: Collection[str] = (), *, has_lost: bool = False
+    ) -> None:
+        """Publish the connections of these accounts, or of all that have any; of the doubtful if there is news.
+
+        `has_lost`: also of all that have none any more.
+        """
+        await self._wait_resumed()
         before = dict(self._said)
-        async for account, connections, subject, payload in self.answers.connections(accounts):
+        async for account, connections, subject, payload in self.answers.connections(accounts, has_lost=has_lost):
             self._said[account] = connections
             if account not in doubtful or before.get(account) != connections:
                 self._publish(subject, payload)
         if not accounts:
             self._doubts_all = False
+
+    async def _wait_resumed(self) -> None:
+        """Wait until no shard is left that the last router knew, and that may not be asked yet: it has connections."""
+        import asyncio
+
+        while any(shard.state.is_resuming for shard in self._view.shards):  # noqa: ASYNC110 - nobody tells when
+            await asyncio.sleep(RESUMING_EVERY_S)
 
     def _on_statsz_due(self) -> None:
         self._next_statsz = None

@@ -336,13 +336,19 @@ class SystemAnswers:
         routes = await self._state.pages.routes(facts)
         return orjson.dumps({"server": self._named(), "statsz": aggregate.statsz(facts, len(accounts), routes)})
 
-    async def connections(self, accounts: Collection[str] = ()) -> AsyncIterator[tuple[str, int, str, bytes]]:
+    async def connections(
+        self, accounts: Collection[str] = (), *, has_lost: bool = False
+    ) -> AsyncIterator[tuple[str, int, str, bytes]]:
         """The number of connections of each of these accounts, or of all that have any, and how to publish it.
+
+        `has_lost`: also of those that had some, and have none.
 
         Account, number, subject and document: for both subjects of an account, one after the other.
         """
         facts = self._state.gather()
-        found = await self._state.pages.account_statistics(facts, accounts, unused=bool(accounts), is_vital=True)
+        found = await self._state.pages.account_statistics(
+            facts, accounts, unused=bool(accounts), has_lost=has_lost, is_vital=True
+        )
         pace = Pace()
         for one in found:
             for subject in advisory.account_connections_subjects(one["acc"]):

@@ -429,9 +429,13 @@ class Snapshots:
             for sublist, count in zip(sublists, counts, strict=True):
                 account = sublist.account.decode()
                 at = max(0, query.offset - before)
+                told: set[int] = set()
+                for passed in range(0, at if at < count and query.most else 0, STEP_SLOTS):
+                    census.pass_over(sublist, subject, passed, min(STEP_SLOTS, at - passed), told)
+                    await pace()
                 while at < count and before + at < query.offset + query.most:
                     most = min(STEP_SLOTS, query.offset + query.most - before - at)
-                    found, _count = census.matching(sublist, subject, at, most, STEP_TEXT)
+                    found, _count = census.matching(sublist, subject, at, most, STEP_TEXT, told)
                     if not found:  # they were removed meanwhile
                         break
                     listed = [

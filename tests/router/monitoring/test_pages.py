@@ -346,6 +346,18 @@ async def test_of_thousands_of_accounts_that_are_asked_for_each_is_found_at_once
     assert [one["acc"] for one in found] == ["A"]
 
 
+async def test_accounts_that_a_shard_knows_and_that_have_no_connection_any_more_are_told_from_unused_ones() -> None:
+    site = Site(options=Options(accounts=(Account("A"), Account("B"), Account("C"))))
+    known = [rows.AccountRow("A", connections=1), rows.AccountRow("C")]
+    site.shards.answers[0, rows.AccountsQuery] = lambda _query: [rows.AccountsPart(known)]
+
+    async def named(**which: bool) -> list[str]:
+        return [one["acc"] for one in await site.pages.account_statistics(site.facts, (), unused=False, **which)]
+
+    assert await named() == ["A"]
+    assert await named(has_lost=True) == ["A", "C"]
+
+
 async def test_the_statistics_of_an_account_have_a_client_on_its_way() -> None:
     site = Site()
     left = [rows.PassingRow(7, 1, 0, "$G")]

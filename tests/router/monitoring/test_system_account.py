@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import AsyncIterator, Collection
 from types import SimpleNamespace
 from typing import Any, cast
@@ -25,9 +26,11 @@ class Answers:
         self.asked = 0
         self.counts = {"A": 1}  # accounts that have connections
 
-    async def connections(self, accounts: Collection[str] = ()) -> AsyncIterator[tuple[str, int, str, bytes]]:
+    async def connections(
+        self, accounts: Collection[str] = (), *, has_lost: bool = False
+    ) -> AsyncIterator[tuple[str, int, str, bytes]]:
         self.asked += 1
-        for name in sorted(accounts or self.counts):
+        for name in sorted(accounts or (name for name, count in self.counts.items() if count or has_lost)):
             yield name, self.counts.get(name, 0), f"$SYS.ACCOUNT.{name}.SERVER.CONNS", b"%d" % self.asked
 
     async def statsz(self) -> bytes:
@@ -38,7 +41,7 @@ def account_of(
     options: SimpleNamespace, *, took_over: bool = False
 ) -> tuple[SystemAccount, list[tuple[int, SystemEvent]]]:
     """It, and what it says to the shards."""
-    shard = SimpleNamespace(number=3, state=SimpleNamespace(phase=Phase.READY))
+    shard = SimpleNamespace(number=3, state=SimpleNamespace(phase=Phase.READY, is_resuming=False))
     view = SimpleNamespace(options=options, server_id="N", shards=[shard])
     said: list[tuple[int, SystemEvent]] = []
     channels = SimpleNamespace(tell=lambda number, event: said.append((number, event)))
@@ -147,6 +150,30 @@ async def test_a_router_that_took_over_says_all_when_a_shard_has_gone_until_it_h
     account.on_shard_gone()
     assert await heard() == ["A"]
     options.has_system_users = False
+
+
+async def test_a_router_that_took_over_says_at_once_who_has_connections_and_who_has_none_any_more() -> None:
+    """While there was no router nobody said so, and accounts without connections are said at changes alone."""
+    options = SimpleNamespace(has_system_users=True, accounts=(), system_account="$SYS")
+    account, said = account_of(options, took_over=True)
+    answers = cast(Answers, account.answers)
+    answers.counts = {"A": 3, "had some": 0}
+    shard = cast(Any, account._view.shards[0])
+    shard.state = SimpleNamespace(phase=Phase.READY, is_resuming=True)
+    account.configure()
+    account.on_message(3, AccountChanged("A"))
+    turns = itertools.count()
+    await until(lambda: next(turns) > 5)
+    assert answers.asked == 0, "a shard that has not said where it stands is not asked, and may have some"
+    shard.state = SimpleNamespace(phase=Phase.READY, is_resuming=False)
+    await until(lambda: not account._tasks)
+    assert {event.subject.split(".")[2] for _, event in said} == {"A", "had some"}
+    said.clear()
+    account.on_shard_gone()
+    await until(lambda: not account._tasks)
+    assert not said
+    options.has_system_users = False
+    account._on_statsz_due()
 
 
 async def test_where_nobody_may_hear_it_no_shard_is_asked_when_another_has_gone() -> None:

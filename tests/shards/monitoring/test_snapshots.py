@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from gnatswarm.broker import census
-from gnatswarm.broker.options import Account, Options, User
+from gnatswarm.broker.options import Account, Export, Import, Options, User
 from gnatswarm.broker.placement_rules import SubjectPattern
 from gnatswarm.shards.boundary import rows
 from gnatswarm.shards.boundary.control import Snapshot, SnapshotReply
@@ -97,10 +97,14 @@ class Router:
 class Asked:
     """A shard with clients, and the router that asks it."""
 
-    def __init__(self) -> None:
+    def __init__(self, imports: tuple[Import, ...] = ()) -> None:
+        """`imports`: streams that B has of A."""
         self.one = OneShard(
             Options(
-                accounts=(Account("A"), Account("B")),
+                accounts=(
+                    Account("A", exports=tuple(Export(one.subject, is_service=False) for one in imports)),
+                    Account("B", imports=imports),
+                ),
                 users=(User("ann", "x", account="A"), User("bob", "x", account="B")),
             )
         )
@@ -559,6 +563,28 @@ async def test_a_command_to_a_client_that_moves_says_so(asked: Asked) -> None:
     clients._expected[1] = session
     assert (await asked.part(rows.ClientQuery(1), rows.ClientPart)).is_coming
     clients.open[1] = clients._expected.pop(1)
+
+
+async def test_what_matches_a_subject_by_several_streams_of_one_subscription_is_listed_once_on_all_pages() -> None:
+    """Slices and pages begin between the streams of a subscription."""
+    imports = tuple(Import("A", subject, is_service=False, to=subject) for subject in ("s.*", "s.a", "*.a"))
+    asked = Asked(imports)
+    try:
+        count = STEP_SLOTS  # of each stream; so the second one begins in the second slice
+        words = b"".join(b"SUB > %d\r\n" % number for number in range(count))
+        await asked.client("bob", words)
+        expected = sorted((str(number), one.subject) for number in range(count) for one in imports)
+        for most in (len(expected), count // 3):
+            found = []
+            for offset in range(0, len(expected) + most, most):
+                query = rows.SubscriptionsQuery(offset, most, "s.a", "A")
+                for part in await asked.parts(query, rows.SubscriptionsPart):
+                    assert part.total == len(expected)
+                    found += [(row.sid, row.subject, row.stream) for row in part.rows]
+            assert sorted((sid, subject) for sid, subject, _ in found) == expected, most
+            assert len(set(found)) == len(expected)
+    finally:
+        asked.one.close()
 
 
 async def test_questions_are_answered_in_their_order_and_no_more_than_may_wait(asked: Asked) -> None:
