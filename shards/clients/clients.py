@@ -200,7 +200,7 @@ class Clients:
         self._finishes = False  # the reactor is to send what was queued
         self.relay: Relay | None = None  # this process stays for the TLS of clients that move; None: they do not
         self.leaf_way: LeafWay | None = None  # None: this broker is no hub
-        self._leaf_relay: Relay | None = None  # has the TLS of leaf nodes
+        self.relay_here: Callable[[], Relay] | None = None  # has the TLS of leaf nodes; None: see leaf_way
         self._throttled = 0  # connections refused by connection_rate_limit since the last log line
         self._system = system
         self._on_slow = on_slow
@@ -360,12 +360,11 @@ class Clients:
 
     def _without_tls(self, session: ClientSession, layered: LayeredSocket) -> int:
         """A descriptor with what is behind its TLS, which stays in this process. RecordRefused: there is none left."""
-        if self._leaf_relay is None:
-            from gnatswarm.shards.sockets.relay import Relay
-
-            self._leaf_relay = Relay(asyncio.get_running_loop(), "", lambda: None)
-        ends = self._leaf_relay.make_pair()
-        self._leaf_relay.take(str(session), layered.detach_tls(), ends[1])
+        assert self.relay_here is not None
+        relay = self.relay_here()
+        ends = relay.make_pair()
+        label = f"{session.host}:{session.port} - leaf node"
+        relay.take(label, layered.detach_tls(), ends[1], is_leaf_node=True)
         return ends[0].detach()
 
     def new_connection(self, session: ClientSession, cid: int, *, must_authenticate: bool) -> ClientConnection:
