@@ -200,6 +200,7 @@ class Clients:
         self._finishes = False  # the reactor is to send what was queued
         self.relay: Relay | None = None  # this process stays for the TLS of clients that move; None: they do not
         self.leaf_way: LeafWay | None = None  # None: this broker is no hub
+        self._leaf_nodes: set[ClientSession] = set()  # that are held until the gateway has them
         self.relay_here: Callable[[], Relay] | None = None  # has the TLS of leaf nodes; None: see leaf_way
         self._throttled = 0  # connections refused by connection_rate_limit since the last log line
         self._system = system
@@ -329,6 +330,7 @@ class Clients:
 
     def on_leaf_node(self, session: ClientSession) -> None:
         """A leaf node has come by WebSocket; its session is held."""
+        self._leaf_nodes.add(session)
         # (not at once: the reactor is just reading its socket)
         asyncio.get_running_loop().call_soon(self._give_away, session)
 
@@ -350,6 +352,7 @@ class Clients:
             layered.kick(CloseReason.CLIENT_CLOSED)
             return
         del self.open[session.connection.cid]
+        self._leaf_nodes.discard(session)
         self._untold.pop(session, None)
         self._unchecked.pop(session, None)
         self._page.remove_connection(self._shard)
@@ -552,6 +555,7 @@ class Clients:
         """A session has ended; its subscriptions are removed."""
         cid = session.connection.cid
         del self.open[cid]
+        self._leaf_nodes.discard(session)
         self._reload_later.pop(cid, None)
         self._ending.pop(session, None)
         self._untold.pop(session, None)
@@ -588,10 +592,11 @@ class Clients:
             connection.wait()
 
     def go_on(self) -> None:
-        """Execute clients' operations again."""
+        """Execute clients' operations again; what a leaf node says is for the gateway."""
         self._is_holding = False
-        for connection in self.connections():
-            connection.go_on()
+        for session in (*self.open.values(), *self._expected.values()):
+            if session not in self._leaf_nodes:
+                session.connection.go_on()
 
     def note_refused(self) -> None:
         """A log-in failed."""
