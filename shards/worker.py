@@ -59,8 +59,11 @@ logger = logging.getLogger("gnatswarm.shard")
 SAY_FULL_S = 1.0
 # Between Drained and the exit, for links to send the frames that they still hold.
 LAST_WORDS_S = 0.1
-# A relay tells the router at most this often how many clients it has.
+# A relay tells the router at most this often how many clients and leaf nodes it has.
 TELL_EVERY_S = 1.0
+# So long a shard that leaves stays for the TLS of leaf nodes, where clients with TLS are told to reconnect: leaf nodes
+# cannot be told, and lose messages where their connection ends. Restarts replace the gateway, which ends it sooner.
+LEAF_NODES_STAY_S = 3600.0
 # A relay that no router has ended so long after its time, which they may not understand any more, ends by itself.
 ROUTER_LATE_S = 60.0
 # What a relay's clients have to take their last bytes when the broker stops. Shorter than the router waits.
@@ -127,7 +130,7 @@ class Worker:
         self._recorder: Recorder | None = None
         self._gateway: Gateway | None = None
         self._leaf_arrivals: LeafArrivals | None = None
-        self._relay: Relay | None = None  # carries TLS of clients that have moved
+        self._relay: Relay | None = None  # carries TLS of clients that have moved, and of leaf nodes
         self._is_relay = False  # and that is all: this is no shard any more
         self._relay_ends_at_s = 0.0
         self._telling: asyncio.TimerHandle | None = None
@@ -172,8 +175,7 @@ class Worker:
                 self._take_no_leaf_nodes()
                 self._gateway.leave(deadline_s, self._on_gateway_left)
             case control.Drain(deadline_s, to, relay_s):
-                if relay_s > 0:
-                    self._stay_for_tls(relay_s)
+                self._stay_for_tls(relay_s)
                 self._leaves_at_s = self._leaves_at_s or self._loop.time() + deadline_s
                 # In the first half clients may leave by themselves, in the second the remaining ones are closed.
                 self._leave(deadline_s / 2, deadline_s / 2, quiet_s=QUIET_S, to=to)
@@ -188,6 +190,7 @@ class Worker:
                 self._gateway.announce_departure()
                 self._take_no_leaf_nodes()
             case control.LameDuck(grace_s, duration_s):
+                self._stay_for_tls(0.0)
                 self._leaves_at_s = self._leaves_at_s or self._loop.time() + grace_s + duration_s
                 self._shard.stop_listening()
                 self._leave(grace_s, duration_s, quiet_s=0.0)
@@ -419,6 +422,7 @@ class Worker:
         self._host.on_arrived = self._placing.note_arrival
         if boot.options.leafnodes.port:
             shard.clients.leaf_way = self._host
+            shard.clients.relay_here = self._relay_here
 
     def _new_snapshots(self) -> Snapshots:
         shard = self._shard
@@ -610,7 +614,7 @@ class Worker:
         # Links may still hold frames for siblings, who close them once the router has told them that we have left.
         self._links.moves.send_on()
         self._shard.reactor.finish()
-        self._channel.send(control.Drained(self._relay is not None and self._relay.clients > 0))
+        self._channel.send(control.Drained(self._relay is not None and self._relay.connections > 0))
         self._close_ways()
         self._loop.call_later(LAST_WORDS_S, self._end_or_relay)
 
@@ -627,20 +631,27 @@ class Worker:
         self._close_ways()
         self._finish(0)
 
-    # ---- after the shard's end: the TLS of clients that have moved
+    # ---- after the shard's end: the TLS of clients that have moved, and of leaf nodes
 
-    def _stay_for_tls(self, within_s: float) -> None:
-        """Clients with TLS are to move, too."""
-        assert self._boot is not None
-        if self._relay is None and self._departure is None and self._shard.clients.may_have_tls:
+    def _relay_here(self) -> Relay:
+        """The relay of this process, which outlives the shard."""
+        if self._relay is None:
             from gnatswarm.shards.sockets.relay import Relay
 
-            self._relay = self._shard.clients.relay = Relay(self._loop, self._boot.boot_id, self._on_relay_changed)
-            self._relay_ends_at_s = self._loop.time() + within_s
+            assert self._boot is not None
+            self._relay = Relay(self._loop, self._boot.boot_id, self._on_relay_changed)
+        return self._relay
+
+    def _stay_for_tls(self, within_s: float) -> None:
+        """This shard is to leave. Clients with TLS are to move, too, unless `within_s` is 0: then leaf nodes alone."""
+        if self._departure is None:
+            self._relay_ends_at_s = self._loop.time() + (within_s or LEAF_NODES_STAY_S)
+            if within_s > 0 and self._shard.clients.may_have_tls:
+                self._shard.clients.relay = self._relay_here()
 
     def _end_or_relay(self) -> None:
         """Every client has gone, and all frames are sent."""
-        if self._relay is None or not self._relay.clients or self.done.done():
+        if self._relay is None or not self._relay.connections or self.done.done():
             self._finish(0)
             return
         assert self._boot is not None
@@ -656,7 +667,7 @@ class Worker:
         assert self._incoming is not None
         self._incoming.close()
         self._relabel_log(f"relay {os.getpid()}")
-        logger.info("No shard any more: encrypting for %d clients that have moved", self._relay.clients)
+        logger.info("No shard any more: encrypting for %s", self._relay.carried)
         alone_at_s = self._relay_ends_at_s + ROUTER_LATE_S
         self._loop.call_at(alone_at_s, self._relay.dismiss, ROUTER_LATE_S)
         self._tell_relayed()
@@ -685,8 +696,8 @@ class Worker:
                 self._reopen_log()
 
     def _on_relay_changed(self) -> None:
-        if self._is_relay and self._relay is not None and not self._relay.clients:
-            logger.info("All clients with TLS have left")
+        if self._is_relay and self._relay is not None and not self._relay.connections:
+            logger.info("All connections with TLS have ended")
             self._loop.call_soon(self._finish, 0)
         elif self._is_relay and self._telling is None:
             self._telling = self._loop.call_later(TELL_EVERY_S, self._tell_relayed)
@@ -695,7 +706,7 @@ class Worker:
         assert self._relay is not None
         self._telling = None
         ends_in_s = max(0.0, self._relay_ends_at_s - self._loop.time()) if self._relay_ends_at_s >= 0 else -1.0
-        self._tell(control.Relays(self._relay.clients, ends_in_s))
+        self._tell(control.Relays(self._relay.connections, ends_in_s))
 
     def _close_ways(self) -> None:
         """Links, and the ways for clients, end with the process; nobody can dial any more, or log in."""

@@ -217,10 +217,10 @@ def status_table(status: Status) -> str:
 
 def _relay_line(relay: RelayStatus) -> str:
     """One process of before."""
-    clients = f"{relay.clients} client{'' if relay.clients == 1 else 's'} with TLS"
+    carried = f"{relay.clients} connection{'' if relay.clients == 1 else 's'} with TLS"
     until = time.strftime("%H:%M", time.localtime(time.time() + relay.ends_in_s))
     when = f"until {until} at the latest" if relay.ends_in_s >= 0 else "which have been told to reconnect"
-    return f"process {relay.pid}, which was shard {relay.shard}, encrypts for {clients}, {when}"
+    return f"process {relay.pid}, which was shard {relay.shard}, encrypts for {carried}, {when}"
 
 
 def _rule_line(rule: RuleState) -> str:

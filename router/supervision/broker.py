@@ -68,7 +68,7 @@ class SupervisedRelay:
 
     def __init__(self, process: ShardProcess) -> None:
         self.process = process
-        self.clients = 0  # as it said last
+        self.clients = 0  # and leaf nodes, as it said last
         self.ends_at = math.inf  # by the monotonic clock: then its clients are told
         self.is_ending = False  # they have been
 

@@ -60,7 +60,7 @@ class RelayView(Protocol):
 
     @property
     def clients(self) -> int:
-        """How many they are."""
+        """How many they are, and leaf nodes that came by WebSocket."""
 
     @property
     def ends_at(self) -> float:

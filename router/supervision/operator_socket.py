@@ -147,11 +147,11 @@ class ShardStatus(msgspec.Struct, frozen=True):
 
 
 class RelayStatus(msgspec.Struct, frozen=True):
-    """A process that was replaced, and encrypts for clients with TLS that have moved."""
+    """A process that was a shard, and encrypts for clients with TLS that have moved, and for leaf nodes."""
 
     pid: int
     shard: int  # that it was
-    clients: int
+    clients: int  # and leaf nodes
     ends_in_s: float  # then they are told to reconnect; negative: they have been
 
 

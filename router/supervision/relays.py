@@ -1,6 +1,7 @@
-"""Relays: processes that were shards, and encrypt for clients with TLS that have moved to others.
+"""Relays: processes that were shards, and encrypt for clients with TLS that have moved to others, and for leaf nodes.
 
-After a rolling restart or upgrade there is one for each old shard that had such clients. It ends when they have left.
+After a rolling restart or upgrade there is one for each old shard that had such clients, and wherever a shard has left
+that had leaf nodes by WebSocket with TLS: those are in the gateway. It ends when they have left.
 When its time is over, when an operator wants it, or when restarts one after another have left too many younger ones,
 its clients are told to reconnect, by the shards that they are in, and closed by the relay. It is not supervised: where
 it dies its clients alone are disconnected, and where it hangs their shards find them stale. Called by the supervisor.
@@ -87,7 +88,7 @@ class RelayKeeping:
             one.is_ending = True
             one.process.send(EndRelay(within_s))
         clients = sum(one.clients for one in ending)
-        log.info("%d clients with TLS of processes before are told, and closed within %g s", clients, within_s)
+        log.info("%d connections with TLS of processes before end within %g s; clients are told", clients, within_s)
         return clients
 
     def stop(self) -> None:

@@ -144,7 +144,7 @@ class Rolling:
         waiting = set(map(id, broker.relays))
         processes = f"{len(waiting)} process{'es' if len(waiting) > 1 else ''} of before"
         clients = self._commands.end_relays()
-        say(f"{processes}: {clients} client{'' if clients == 1 else 's'} with TLS told to reconnect")
+        say(f"{processes}: {clients} connection{'' if clients == 1 else 's'} with TLS to end; clients are told")
         said_at, left_s = time.monotonic(), END_WITHIN_S + LEAVE_WITHIN_S
         while any(id(one) in waiting for one in broker.relays):
             now = time.monotonic()
@@ -152,7 +152,7 @@ class Rolling:
                 return "", f"{processes}: not ended yet; `gnatswarm status` shows who is left"
             if now - said_at >= SAY_EVERY_S:
                 said_at = now
-                say(f"{sum(one.clients for one in broker.relays)} clients have not left")
+                say(f"{sum(one.clients for one in broker.relays)} connections have not ended")
             left_s -= await _pause()
         return f"{processes} {'have' if len(waiting) > 1 else 'has'} ended", ""
 

@@ -417,7 +417,7 @@ def _relays(state: ShardState, event: Event, now: float) -> Result:
         is_resuming=False,
         last_reason="",
     )
-    text = f"has left, and its process encrypts for {event.clients} clients with TLS that have moved"
+    text = f"has left, and its process encrypts for {event.clients} connections with TLS that others serve"
     done: tuple[Action, ...] = (Release(), Report("info", text))
     if state.is_wanted:
         return _spawned(_with(base, deaths=0), now), (*done, Spawn())

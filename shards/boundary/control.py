@@ -160,7 +160,7 @@ class Drain(ControlMessage, frozen=True):
 
     deadline_s: float
     to: list[int] = []  # []: nobody is moved
-    relay_s: float = 0.0  # > 0: clients with TLS move too; stay for so long to encrypt for them, as Relays says
+    relay_s: float = 0.0  # > 0: clients with TLS move too; stay for so long to encrypt for them, as for leaf nodes
 
 
 class RelaysEnd(ControlMessage, frozen=True):
@@ -328,12 +328,14 @@ class Drained(ControlMessage, frozen=True):
 
 
 class Relays(ControlMessage, frozen=True):
-    """I have drained, and am no shard any more: I encrypt for clients in other shards, and exit 0 when they have left.
+    """I have drained, and am no shard any more: I encrypt for clients in other shards, and for leaf nodes.
+
+    I exit 0 when they have left.
 
     Sent after Drained in place of an exit, when the number has changed, and first to a router that has taken me over.
     """
 
-    clients: int
+    clients: int  # and leaf nodes
     ends_in_s: float  # after which they should be told to reconnect; negative: they have been
 
 

@@ -201,7 +201,8 @@ class Clients:
         self._finishes = False  # the reactor is to send what was queued
         self.relay: Relay | None = None  # this process stays for the TLS of clients that move; None: they do not
         self.leaf_way: LeafWay | None = None  # None: this broker is no hub
-        self._leaf_relay: Relay | None = None  # has the TLS of leaf nodes
+        self._leaf_nodes: set[ClientSession] = set()  # that are held until the gateway has them
+        self.relay_here: Callable[[], Relay] | None = None  # has the TLS of leaf nodes; None: see leaf_way
         self._throttled = 0  # connections refused by connection_rate_limit since the last log line
         self._system = system
         self._on_slow = on_slow
@@ -330,6 +331,7 @@ class Clients:
 
     def on_leaf_node(self, session: ClientSession) -> None:
         """A leaf node has come by WebSocket; its session is held."""
+        self._leaf_nodes.add(session)
         # (not at once: the reactor is just reading its socket)
         asyncio.get_running_loop().call_soon(self._give_away, session)
 
@@ -351,6 +353,7 @@ class Clients:
             layered.kick(CloseReason.CLIENT_CLOSED)
             return
         del self.open[session.connection.cid]
+        self._leaf_nodes.discard(session)
         self._untold.pop(session, None)
         self._unchecked.pop(session, None)
         self._page.remove_connection(self._shard)
@@ -361,12 +364,11 @@ class Clients:
 
     def _without_tls(self, session: ClientSession, layered: LayeredSocket) -> int:
         """A descriptor with what is behind its TLS, which stays in this process. RecordRefused: there is none left."""
-        if self._leaf_relay is None:
-            from gnatswarm.shards.sockets.relay import Relay
-
-            self._leaf_relay = Relay(asyncio.get_running_loop(), "", lambda: None)
-        ends = self._leaf_relay.make_pair()
-        self._leaf_relay.take(str(session), layered.detach_tls(), ends[1])
+        assert self.relay_here is not None
+        relay = self.relay_here()
+        ends = relay.make_pair()
+        label = f"{session.host}:{session.port} - leaf node"
+        relay.take(label, layered.detach_tls(), ends[1], is_leaf_node=True)
         return ends[0].detach()
 
     def new_connection(self, session: ClientSession, cid: int, *, must_authenticate: bool) -> ClientConnection:
@@ -554,6 +556,7 @@ class Clients:
         """A session has ended; its subscriptions are removed."""
         cid = session.connection.cid
         del self.open[cid]
+        self._leaf_nodes.discard(session)
         self._reload_later.pop(cid, None)
         self._ending.pop(session, None)
         self._untold.pop(session, None)
@@ -590,10 +593,11 @@ class Clients:
             connection.wait()
 
     def go_on(self) -> None:
-        """Execute clients' operations again."""
+        """Execute clients' operations again; what a leaf node says is for the gateway."""
         self._is_holding = False
-        for connection in self.connections():
-            connection.go_on()
+        for session in (*self.open.values(), *self._expected.values()):
+            if session not in self._leaf_nodes:
+                session.connection.go_on()
 
     def note_refused(self) -> None:
         """A log-in failed."""

@@ -278,7 +278,7 @@ class Host:
             return why
         relay = self._clients.relay
         # Two for each that has gone, and those on their way.
-        if relay is not None and session.has_tls_here and self._used() + 2 * relay.clients >= self._most:
+        if relay is not None and session.has_tls_here and self._used() + 2 * relay.connections >= self._most:
             return "there is no room for the descriptors of its relay"
         return session.objection_to_freezing()
 

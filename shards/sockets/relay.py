@@ -1,11 +1,12 @@
-"""The TLS of clients that have moved to other shards: decrypts and encrypts for them, as a process of its own soon.
+"""The TLS of connections that others serve: decrypts and encrypts for them, at last as a process of its own.
 
 The keys of a TLS connection live in the process that shook hands. So its client moves without them: the new shard gets
 one end of a socket pair as the client's connection, and this carries the bytes between the other end and the client.
+A leaf node that came by WebSocket is such a client, and the gateway its shard, from its first moment on.
 It knows no operation of the protocol, and no subscription. Invariants: plaintext is read from a shard only when the
 client's kernel has taken everything before, and ciphertext from a client only when the shard's end has, so each side
 feels how slow the other is, and a connection holds at most MOST_UNSENT_BYTES; the end of either side reaches the other
-behind all bytes. Called by the worker, and by `shards.clients.clients` when a client goes.
+behind all bytes. Called by the worker, and by `shards.clients.clients` when a client or a leaf node goes.
 """
 
 from __future__ import annotations
@@ -62,9 +63,17 @@ class Relay:
         self._to_end: list[_Stream] | None = None
 
     @property
-    def clients(self) -> int:
-        """How many clients it carries."""
+    def connections(self) -> int:
+        """How many clients and leaf nodes it carries."""
         return len(self._streams)
+
+    @property
+    def carried(self) -> str:
+        """Who they are, for the log."""
+        leaf_nodes = sum(one.is_leaf_node for one in self._streams.values())
+        clients = len(self._streams) - leaf_nodes
+        kinds = [f"{clients} clients that have moved"] if clients else []
+        return " and ".join(kinds + [f"{leaf_nodes} leaf nodes"] * bool(leaf_nodes))
 
     def make_pair(self) -> tuple[socket.socket, socket.socket]:
         """(the shard's end, ours) for one more client. RecordRefused: there are no descriptors left."""
@@ -76,11 +85,13 @@ class Relay:
         ours.setblocking(False)
         return shards, ours
 
-    def take(self, label: str, left: DetachedTls, ours: socket.socket) -> None:
-        """Carry the bytes of this connection from now on; `label` is its client in log lines."""
+    def take(self, label: str, left: DetachedTls, ours: socket.socket, *, is_leaf_node: bool = False) -> None:
+        """Carry the bytes of this connection from now on; `label` is its other end in log lines."""
         client = socket.socket(fileno=left.fd)
         client.setblocking(False)
-        stream = self._streams[left.fd] = _Stream(self._loop, label, left, client, ours, self._on_ended)
+        stream = self._streams[left.fd] = _Stream(
+            self._loop, label, left, client, ours, self._on_ended, is_leaf_node=is_leaf_node
+        )
         stream.go_on()
         self._on_changed()
 
@@ -132,6 +143,7 @@ class _Stream:
         "_tls",
         "_to_client",
         "_to_shard",
+        "is_leaf_node",
     )
 
     def __init__(
@@ -142,7 +154,10 @@ class _Stream:
         client: socket.socket,
         shard: socket.socket,
         on_ended: Callable[[int], None],
+        *,
+        is_leaf_node: bool = False,
     ) -> None:
+        self.is_leaf_node = is_leaf_node
         self._loop = loop
         self._label = label  # the client in log lines
         self._fd = left.fd

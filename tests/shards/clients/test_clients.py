@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import threading
 from collections.abc import AsyncIterator
 from itertools import pairwise
@@ -34,6 +35,7 @@ from gnatswarm.shards.clients.clients import (
     ENTRIES_COUNT_AS_LOOK,
     SURPLUS_AT_ONCE,
 )
+from tests.support.framed import BINARY, frame, request
 from tests.support.one_shard import WITHIN_S, Client, OneShard
 from tests.support.turns import until
 
@@ -237,6 +239,40 @@ async def test_who_comes_while_clients_are_held_waits_too(house: OneShard) -> No
         after._sock.recv(100)
     clients.go_on()
     assert await after.wait(b"PONG\r\n") == b"PONG\r\n"
+
+
+class Way:
+    """The way to a gateway that is being started; `taken` are the descriptors that went there."""
+
+    def __init__(self) -> None:
+        self.is_started = False
+        self.taken: list[int] = []
+
+    def is_open(self) -> bool:
+        return self.is_started
+
+    def hand_leaf_node(self, fd: int, *more: object) -> None:
+        self.taken.append(fd)
+
+
+async def test_a_leaf_node_waits_for_the_gateway_also_where_clients_go_on_meanwhile() -> None:
+    """As when the gateway's link is there, and its way not yet. What it says is not carried out as a client's."""
+    house = OneShard(Options(websocket=WebSocket(port=-1, no_tls=True)))
+    house.shard.clients.leaf_way = way = Way()
+    leaf = house.connect(websocket=True)
+    leaf.send(request(1, path="/leafnode"))
+    await leaf.wait(b"\r\n\r\n")
+    house.shard.clients.hold()
+    house.shard.clients.go_on()
+    words = frame(BINARY, b'CONNECT {"version":"2.9.10"}\r\nLS+ a\r\n')
+    leaf.send(words)
+    for _ in range(50):  # a socket pair delivers at once: what has not happened after so many will not happen
+        house.shard.reactor.turn()
+    way.is_started = True
+    await until(lambda: way.taken or not house.shard.clients.open)
+    with socket.socket(fileno=way.taken.pop()) as sock:
+        assert sock.recv(1000) == words
+    house.close()
 
 
 @pytest.mark.parametrize("password", ["secret", "wrong"])

@@ -31,7 +31,7 @@ class Relayed:
         context.load_cert_chain(pair.cert, pair.key)
         self.context = context
         self.changes: list[int] = []
-        self.relay = Relay(asyncio.get_running_loop(), "b", lambda: self.changes.append(self.relay.clients))
+        self.relay = Relay(asyncio.get_running_loop(), "b", lambda: self.changes.append(self.relay.connections))
 
     async def open(self, client_context: ssl.SSLContext, *, first: bytes = b"") -> None:
         """Shake hands; `first`: what the client has sent before the relay begins, and is not decrypted."""
@@ -91,6 +91,18 @@ async def test_bytes_go_both_ways_behind_those_that_the_shard_left(relayed: Rela
     assert relayed.changes == [1]
 
 
+async def test_the_log_says_whether_clients_or_leaf_nodes_are_carried(relayed: Relayed) -> None:
+    assert relayed.relay.carried == "1 clients that have moved"
+    (ours, theirs), (shards, relays) = socket.socketpair(), relayed.relay.make_pair()
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    tls = relayed.context.wrap_bio(incoming, outgoing, server_side=True)
+    left = DetachedTls(ours.detach(), tls, incoming, outgoing, b"", b"")
+    relayed.relay.take("leaf", left, relays, is_leaf_node=True)
+    assert relayed.relay.carried == "1 clients that have moved and 1 leaf nodes"
+    theirs.close()
+    shards.close()
+
+
 async def test_a_client_that_reads_nothing_stops_its_shard(relayed: Relayed) -> None:
     relayed.shard_writer.transport.set_write_buffer_limits(0)
     relayed.shard_writer.write(bytes(8 << 20))
@@ -125,7 +137,7 @@ async def test_a_client_that_does_not_close_is_closed(relayed: Relayed, monkeypa
     transport: Any = relayed.writer.transport
     transport.pause_reading()  # it does not see the end
     relayed.shard_writer.close()
-    await until(lambda: not relayed.relay.clients)
+    await until(lambda: not relayed.relay.connections)
 
 
 async def test_the_client_leaves_and_its_shard_hears_of_it_behind_its_last_bytes(relayed: Relayed) -> None:
@@ -133,7 +145,7 @@ async def test_the_client_leaves_and_its_shard_hears_of_it_behind_its_last_bytes
     relayed.writer.close()
     assert await relayed.shard_reader.read() == b"early last"
     relayed.shard_writer.close()
-    await until(lambda: not relayed.relay.clients)
+    await until(lambda: not relayed.relay.connections)
     assert relayed.changes == [1, 0]
 
 
@@ -142,7 +154,7 @@ async def test_the_shard_closes_and_the_client_hears_of_it_behind_its_last_bytes
     relayed.shard_writer.close()
     assert await relayed.reader.read() == b"unsent -ERR 'Bye'\r\n"
     relayed.writer.close()
-    await until(lambda: not relayed.relay.clients)
+    await until(lambda: not relayed.relay.connections)
 
 
 async def test_garbage_in_place_of_a_record_ends_the_client(relayed: Relayed, caplog: pytest.LogCaptureFixture) -> None:
