@@ -203,6 +203,7 @@ class Remote:
         self._options = options
         if self.session is not None:
             self.session.reload()
+            self.session.set_pings(options.limits.ping_interval_s, options.limits.ping_max)
             self.flush()
 
     def close(self, why: str) -> None:
