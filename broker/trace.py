@@ -38,6 +38,11 @@ class Tracer:
         self._data = bytearray()
         self._payload_left = -1  # bytes of payload and CRLF still to come; -1: a control line is next
 
+    def show(self, *, payload_bytes: int, only_headers: bool) -> None:
+        """From now on show this of payloads; as when it was made."""
+        self._payload_bytes = payload_bytes
+        self._only_headers = only_headers
+
     def feed(self, data: bytes) -> list[str]:
         """The operations that are complete now, one line each."""
         self._data += data

@@ -95,6 +95,7 @@ class Keywords(TypedDict, total=False):
     log_format: str
     max_traced_msg_len: int | str
     trace_headers: bool
+    trace_verbose: bool
     http_port: int  # monitoring pages; 0: none, -1: any free port
     https_port: int
     http_base_path: str

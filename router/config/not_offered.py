@@ -116,7 +116,6 @@ NO_EFFECT = {
     "no_system": "a system account without users publishes nothing; monitoring pages still show it",
     "no_sys_acc": "a system account without users publishes nothing; monitoring pages still show it",
     "no_fast_producer_stall": "a publisher waits at most 0.1 s at a time for a slow subscriber, and nothing is dropped",
-    "trace_verbose": "trace always shows every operation",
 }
 
 # The real server checks that these are blocks; so do we, so that a typing error is found.

@@ -44,6 +44,11 @@ def _http(field: str) -> Callable[[object], Settings]:
     return read
 
 
+def _trace_verbose(value: object) -> Settings:
+    # As with -VV: a trace, which always shows every operation here.
+    return {"logging.trace": True} if values.boolean(value) else {}
+
+
 def _no_headers(value: object) -> Settings:
     return {"headers": not values.boolean(value)}
 
@@ -113,6 +118,7 @@ KEYS = (
     Key(("http_password",), _sets("http_password", values.text)),
     Key(("debug",), _sets("logging.debug", values.boolean)),
     Key(("trace",), _sets("logging.trace", values.boolean)),
+    Key(("trace_verbose",), _trace_verbose),
     Key(("logtime",), _sets("logging.logtime", values.boolean)),
     Key(("logtime_utc",), _sets("logging.logtime_utc", values.boolean)),
     Key(("log_file", "logfile"), _sets("logging.file", values.path)),

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from gnatswarm.broker.fanout import Fanout
     from gnatswarm.broker.info import InfoTemplate
     from gnatswarm.broker.mesh import Mesh
-    from gnatswarm.broker.options import Options
+    from gnatswarm.broker.options import Logging, Options
     from gnatswarm.shards.boundary.page import Page
     from gnatswarm.shards.boundary.rows import ConnectionRow
     from gnatswarm.shards.clients.certificate_rule import CertificateRule
@@ -857,6 +857,7 @@ class Clients:
         self._set_authenticators(options, users)
         self.rights = Rights(options, self._mesh, self.rights)
         self.allowances = Allowances(options, self._page, self.allowances)
+        self._trace_anew(options.logging)
         self._at_once = LOOKED_AT_ONCE
         before = self._unchecked
         self._unchecked = {
@@ -868,6 +869,15 @@ class Clients:
             self._on_reloaded.append(on_done)
         if not self._checks_soon:
             self._check_some()
+
+    def _trace_anew(self, logging: Logging) -> None:
+        """Other traces than before, or none any more."""
+        for session in self.open.values():
+            if not logging.trace:
+                session.tracers = None  # one that is begun later does not begin in the middle of a message of now
+            elif session.tracers is not None:
+                for tracer in session.tracers:
+                    tracer.show(payload_bytes=logging.trace_payload_bytes, only_headers=logging.trace_headers)
 
     def _check_some(self) -> None:
         """One turn of a reload: other clients are served before the next one."""

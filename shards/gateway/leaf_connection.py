@@ -220,6 +220,14 @@ class LeafConnection:
         self._wait_long = self._wait_long or wait_long
         self.link.end()
 
+    def set_pings(self, interval_s: float, most: int) -> None:
+        """After a reload: ping so often, and wait for so many answers."""
+        is_other = interval_s != self._ping_interval_s
+        self._ping_interval_s, self._ping_max = interval_s, most
+        if is_other and self._timer is not None and self._pinged_ns:  # (the first ping comes soon)
+            self._timer.cancel()
+            self._timer = self._loop.call_later(interval_s, self._ping)
+
     def _keep_pinging(self) -> None:
         """From now on ping the other end; it is accepted."""
         self._timer = self._loop.call_later(FIRST_PING_S, self._ping)

@@ -158,6 +158,7 @@ class LeafPort:
         self._configure(options, users)
         for session in list(self.sessions):
             session.reload()
+            session.set_pings(self.limits.ping_interval_s, self.limits.ping_max)
         self.flush()
 
     def close(self) -> None:

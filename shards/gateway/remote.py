@@ -209,6 +209,7 @@ class Remote:
             self.remote, self._context = remote, None
         if self.session is not None:
             self.session.reload()
+            self.session.set_pings(options.limits.ping_interval_s, options.limits.ping_max)
             self.flush()
 
     def close(self, why: str) -> None:

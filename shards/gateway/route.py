@@ -512,6 +512,15 @@ class RouteSession:
         self._why = self._why or why
         self.link.end()
 
+    def set_pings(self, interval_s: float, most: int) -> None:
+        """After a reload: ping so often, and wait for so many answers."""
+        interval_s = min(interval_s, LONGEST_PING_S)
+        is_other = interval_s != self._ping_interval_s
+        self._ping_interval_s, self._ping_max = interval_s, most
+        if is_other and self._pinged_ns:  # (the first ping comes soon)
+            self._timer.cancel()
+            self._timer = self._loop.call_later(interval_s, self._ping)
+
     def _ping(self) -> None:
         if self.link.is_silent:
             return

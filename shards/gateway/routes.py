@@ -202,12 +202,20 @@ class Routes:
                 session.close("the cluster's configuration has changed")
         elif was_fenced != options.fence:
             self._say_hello_again()
+        for session in self._sessions:
+            session.set_pings(*self._pings)
         for session in list(self._sessions) if has_new_accounts else ():
             if not session.link.take_accounts():
                 session.close("it told too much of accounts that were not known here, and has to tell it again")
         self._dial_configured()
         self._teller.changed()
         self.flush()
+
+    @property
+    def _pings(self) -> tuple[float, int]:
+        """How often routes ping, in seconds, and for how many answers they wait."""
+        cluster, limits = self.cluster, self._options.limits
+        return cluster.ping_interval_s or limits.ping_interval_s, cluster.ping_max or limits.ping_max
 
     def adopt(self, options: Options) -> None:
         """Have these options from now on, or from start() on."""
@@ -388,7 +396,7 @@ class Routes:
             logger.error("Error trying to connect to route%s (attempt %d): %s", where, attempt, why)
 
     def _open(self, fd: int, host: str, port: int, dialled: Address | None, *, is_configured: bool) -> RouteSession:
-        limits = self._options.limits
+        ping_interval_s, ping_max = self._pings
         session = RouteSession(
             self._loop,
             self._exchange,
@@ -399,8 +407,8 @@ class Routes:
             dialled=dialled,
             is_configured=is_configured,
             identity=self._identity,
-            ping_interval_s=self.cluster.ping_interval_s or limits.ping_interval_s,
-            ping_max=self.cluster.ping_max or limits.ping_max,
+            ping_interval_s=ping_interval_s,
+            ping_max=ping_max,
         )
         self._sessions.append(session)
         gate = self._gate(dialled)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import re
+import signal
 
 import nkeys
 import orjson
@@ -161,3 +162,49 @@ async def test_a_trace_shows_operations_and_messages_as_the_real_server(pair, co
         found.append(sorted(kept, key=lambda line: line[:3]))
     assert found[0] == found[1]
     assert any("A: b" in line for line in found[0]) == (not config.startswith("max"))
+
+
+# (Command line, file, file at the reload.)
+RELOADS = {
+    "a trace by command line stays": (["-V"], "", "trace: false\n"),
+    "no trace by command line stays": (["-V=false"], "trace: true\n", "trace: true\ndebug: true\n"),
+    "the file adds to the command line": (["-D"], "debug: false\n", "debug: false\ntrace: true\n"),
+    "both by command line stay": (["-DV"], "", "debug: false\ntrace: false\nlogtime: false\n"),
+    "a trace begins": ([], "", "trace_verbose: true\n"),
+    "a trace ends": ([], "trace_verbose: true\n", ""),
+    "no times by command line stay": (["-T=false"], "", "logtime: true\n"),
+    "a trace shows less": ([], "trace: true\n", "trace: true\nmax_traced_msg_len: 3\n"),
+    "a trace shows more": ([], "trace: true\nmax_traced_msg_len: 3\n", "trace: true\n"),
+}
+
+
+async def shown(running: Broker, client: Client) -> tuple[bool, bool, list[str]]:
+    """Whether lines have times, whether there are lines of -D, and what -V shows of a message by who was connected."""
+    start = len(running.log.lines)
+    await client.talk("PUB a 5\r\nhello\r\nPING\r\n", expect="PONG\r\n")
+    refused = await Client.connect(running.port, {"verbose": False})
+    await refused.send("SUB a..b 1\r\nPUB a 9999999\r\n")
+    await refused.wait_closed()
+    line = await asyncio.to_thread(running.log.wait_line, r".*\[ERR\].*maximum payload.*", start=start)
+    lines = running.log.lines[start:]
+    of_client = rf"cid:{client.info['client_id']} .*(<<- (?:MSG_PAYLOAD|\[PUB).*)"
+    operations = re.findall(of_client, "\n".join(lines))
+    return "/" in line[0].partition("[ERR]")[0], any("[DBG]" in one for one in lines), operations
+
+
+@pytest.mark.parametrize(("args", "before", "after"), RELOADS.values(), ids=RELOADS.keys())
+async def test_a_reload_of_debug_and_trace_is_that_of_the_real_server(pair, args, before, after) -> None:
+    """What the command line says stays, and who is connected is traced as the file says now."""
+    found = []
+    for name in pair:
+        with Broker(KINDS[name], args=args, config=before) as running:
+            client = await Client.connect(running.port, {"verbose": False})
+            as_before = await shown(running, client)
+            assert running.directory is not None
+            (running.directory / "broker.conf").write_text(after)
+            start = len(running.log.lines)
+            running.send_signal(signal.SIGHUP)
+            await asyncio.to_thread(running.log.wait_line, "Reloaded server configuration", start=start)
+            found.append((as_before, await shown(running, client)))
+            client.close()
+    assert found[1] == found[0]

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from gnatswarm.broker.options import LeafRemote
+from gnatswarm.broker.access.user_index import UserIndex
+from gnatswarm.broker.limits import Limits
+from gnatswarm.broker.options import LeafRemote, Options
 from gnatswarm.shards.gateway import words
 from gnatswarm.shards.gateway.hub import HubSession
 from gnatswarm.shards.gateway.leaf import LeafSession
+from gnatswarm.shards.gateway.leaf_port import LeafPort
 from gnatswarm.shards.gateway.remote import Remote
 from gnatswarm.shards.gateway.words import Identity
 from tests.support.members import Members
+from tests.support.timers import Timers
 
 
-def a_session(cluster: Members, owner: Any, later: list[Any]) -> LeafSession:
-    """A connection to a hub; `later` gets what its timers are to call."""
-    loop: Any = SimpleNamespace(time=lambda: 0.0, call_later=lambda _after_s, call, *_words: later.append(call))
+def a_session(cluster: Members, owner: Any, later: list[Any], timers: Any = None) -> LeafSession:
+    """A connection to a hub; `later` gets what its timers are to call, unless there are `timers`."""
+    loop: Any = timers or SimpleNamespace(
+        time=lambda: 0.0, call_later=lambda _after_s, call, *_words: later.append(call)
+    )
     return LeafSession(
         loop,
         cluster.members[0].exchange,
@@ -145,4 +152,36 @@ def test_a_leaf_node_whose_certificate_the_rules_refuse_is_closed(caplog: pytest
         assert bool(sock.close_reason) is bool(objection)
         assert objection in caplog.text
         session.link.leave()
+    cluster.close()
+
+
+def reload_hub(session: Any, options: Options) -> None:
+    port: Any = SimpleNamespace(sessions=[session], limits=options.limits, flush=lambda: None)
+    port._configure = lambda *_: None
+    LeafPort.reload(port, options, UserIndex(()))
+
+
+def reload_leaf_node(session: Any, options: Options) -> None:
+    remote: Any = SimpleNamespace(session=session, flush=lambda: None)
+    Remote.reload(remote, options)
+
+
+@pytest.mark.parametrize("reload", [reload_hub, reload_leaf_node])
+def test_a_reload_changes_how_often_a_connected_leaf_node_is_pinged(reload: Callable[[Any, Options], None]) -> None:
+    cluster = Members(1, fenced=False)
+    member = cluster.members[0]
+    timers = Timers()
+    owner: Any = SimpleNamespace(flush=lambda: None)
+    session = a_session(cluster, owner, [], timers)
+    session.reload = lambda: None  # type: ignore[method-assign]
+    sock = member.mesh.engines[member.gateway].probe.adopt(session.link)
+    session._keep_pinging()
+    reload(session, Options(limits=Limits(ping_interval_s=30.0, ping_max=5)))
+    assert timers.next("_ping") == 1.0  # the first comes soon
+    reload(session, Options(limits=Limits(ping_interval_s=10.0, ping_max=5)))
+    reload(session, Options(limits=Limits(ping_interval_s=10.0, ping_max=3)))
+    assert [timers.next("_ping") for _ in range(3)] == [10.0] * 3
+    member.mesh.engines[member.gateway].probe.finish()
+    assert bytes(sock.sent) == b"PING\r\n" * 3 + b"-ERR 'Stale Connection'\r\n"
+    session.link.leave()
     cluster.close()

@@ -9,11 +9,15 @@ from typing import Any
 
 import pytest
 
-from gnatswarm.broker.options import Cluster
+from gnatswarm.broker.limits import Limits
+from gnatswarm.broker.options import Cluster, Options
 from gnatswarm.shards.gateway import routes as routes_module
 from gnatswarm.shards.gateway import words
 from gnatswarm.shards.gateway.remote import Address, Remote, places_of, told_address
+from gnatswarm.shards.gateway.route import RouteSession
 from gnatswarm.shards.gateway.routes import LONGEST_AGAIN_S, Dialled, Routes
+from tests.support.members import Members
+from tests.support.timers import Timers
 
 
 @pytest.mark.parametrize(
@@ -258,3 +262,46 @@ async def test_the_addresses_of_a_name_are_dialled_in_random_order() -> None:
     loop: Any = SimpleNamespace(getaddrinfo=getaddrinfo)
     firsts = [(await places_of(loop, Address("hubs.example", 7422), 1.0))[0][-1] for _ in range(200)]
     assert set(firsts) == {("one", 7422), ("two", 7422)}
+
+
+def test_a_reload_changes_how_often_connected_members_are_pinged() -> None:
+    """A route pings each 30 s at least, and `cluster { ping_interval }` counts before that of clients."""
+    timers: Any = Timers()
+    cluster = Members(1, fenced=False)
+    member = cluster.members[0]
+    session = RouteSession(
+        timers,
+        member.exchange,
+        SimpleNamespace(flush=lambda: None, cluster=Cluster()),
+        rid=1,
+        host="h",
+        port=1,
+        dialled=None,
+        is_configured=False,
+        identity=words.Identity("N", "n", "2.9.10", 1000, True),
+        ping_interval_s=120.0,
+        ping_max=2,
+    )
+    sock = member.mesh.engines[member.gateway].probe.adopt(session.link)
+    session._has_started = True
+    routes: Any = Routes.__new__(Routes)
+    routes._options, routes._dialled, routes._sessions = Options(), {}, [session]
+    routes._teller = SimpleNamespace(changed=lambda: None)
+    routes._addresses = routes._learn_own_urls = routes._dial_configured = routes.flush = list
+
+    def reload(cluster: Cluster, ping_interval_s: float) -> None:
+        limits = Limits(ping_interval_s=ping_interval_s, ping_max=3)
+        routes.reload(Options(cluster=cluster, limits=limits), has_new_accounts=False)
+
+    reload(Cluster(), 20.0)
+    assert timers.next("_ping") == 1.0  # the first comes soon
+    reload(Cluster(ping_interval_s=300.0), 10.0)
+    assert timers.next("_ping") == 30.0
+    session.on_pong()
+    reload(Cluster(), 10.0)
+    reload(Cluster(ping_max=1), 10.0)
+    assert [timers.next("_ping"), timers.next("_ping")] == [10.0] * 2
+    member.mesh.engines[member.gateway].probe.finish()
+    assert bytes(sock.sent) == b"PING\r\n" * 3 + b"-ERR 'Stale Connection'\r\n"
+    session.link.leave()
+    cluster.close()

@@ -106,6 +106,8 @@ def get(options: Options, field: str) -> Any:
         ("http_base_path: x/", "http_base_path", "/x"),
         ("debug: on", "logging.debug", True),
         ("trace: yes", "logging.trace", True),
+        ("trace_verbose: true", "logging.trace", True),
+        ("trace: true, trace_verbose: false", "logging.trace", True),
         ("logtime: false", "logging.logtime", False),
         ("logtime_utc: true", "logging.logtime_utc", True),
         ("log_file: a", "logging.file", "a"),
