@@ -20,6 +20,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from gnatswarm.spark import schema
+from gnatswarm.spark.directories import absolute, literal
 from gnatswarm.spark.session import compiled_rows
 
 LINES = "*.jsonl.zst"
@@ -67,7 +68,7 @@ def stored_files(directory: str) -> dict[Path, os.stat_result]:
     What has such a name and is no file, such as a symbolic link to itself, is none.
     """
     found = {}
-    for path in Path(directory).absolute().rglob(LINES) if "://" not in directory else ():
+    for path in Path(absolute(directory)).rglob(LINES) if "://" not in directory else ():
         with contextlib.suppress(OSError):  # retention; a directory that may not be read
             if not path.name.startswith(".") and path.is_file():
                 found[path] = path.stat()
@@ -77,7 +78,7 @@ def stored_files(directory: str) -> dict[Path, os.stat_result]:
 def read_lines(session: SparkSession, *directories: str) -> DataFrame:
     """Every line of the files in directories of statistics, with the file it is from in `source`."""
     reader = session.read.schema(schema.ddl()).options(**OPTIONS)
-    return with_source(reader.json(list(directories)))
+    return with_source(reader.json([literal(directory) for directory in directories]))
 
 
 def with_source(lines: DataFrame) -> DataFrame:
@@ -259,14 +260,14 @@ def no_days_text(session: SparkSession, directory: str, dates: Collection[str]) 
     return f"there are no rows of {missing} in {directory}" if missing else ""
 
 
-def parquet(session: SparkSession, path: str, ddl: str = "") -> DataFrame | None:
+def parquet(session: SparkSession, directory: str, ddl: str = "") -> DataFrame | None:
     """The Parquet files in a directory, with these columns and those of their partitions; None if there are none.
 
     Without `ddl` the columns are those of one of the files.
     """
     reader = session.read.option("mergeSchema", "false")
     try:
-        return (reader.schema(ddl) if ddl else reader).parquet(path)
+        return (reader.schema(ddl) if ddl else reader).parquet(literal(directory))
     except AnalysisException as error:
         if error.getCondition() == "PATH_NOT_FOUND":
             return None  # nothing of this kind was ever written

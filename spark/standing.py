@@ -23,6 +23,7 @@ from typing import TypedDict
 from pyspark.sql import DataFrame, SparkSession
 
 from gnatswarm.spark.answers import answers
+from gnatswarm.spark.directories import absolute
 from gnatswarm.spark.read import read_parquet
 
 # Rows of each long answer of a day: more than a page shows, and bounded.
@@ -133,7 +134,7 @@ class StandingAnswers:
                 if is_stopped():
                     shutil.rmtree(making)
                     return []
-                frame.coalesce(1).write.parquet(str(making / name / f"date={day}"))
+                frame.coalesce(1).write.parquet(absolute(f"{making}/{name}/date={day}"))
         self._link_others(making, days)
         made_of: MadeOf = {"services": self._services, "days": self._made_of["days"] | days}
         (making / _MADE_OF).write_text(json.dumps(made_of, indent=1), encoding="utf-8")

@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from gnatswarm.spark.directories import absolute
+
 ENDING = ".jsonl.zst"
 READ_BYTES = 1 << 20
 # What is inflated at once: four bytes may be a block of 128 KiB, in a foreign file. …
@@ -50,7 +52,7 @@ def is_being_written(stats_dir: str) -> bool:
 
 
 def _unfinished(stats_dir: str) -> Iterator[Path]:
-    return Path(stats_dir).absolute().rglob(f".*{ENDING}") if "://" not in stats_dir else iter(())
+    return Path(absolute(stats_dir)).rglob(f".*{ENDING}") if "://" not in stats_dir else iter(())
 
 
 def _opened(hidden: Path) -> BinaryIO:

@@ -8,6 +8,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from gnatswarm.spark.answers import graph_answers
+from gnatswarm.spark.directories import literal
 from gnatswarm.spark.read import read_parquet
 from gnatswarm.spark.standing import CURRENT
 
@@ -31,7 +32,9 @@ def statements(out: str) -> list[str]:
     """The SQL statements, for tables in that directory."""
     lines = [line for line in SQL.read_text(encoding="utf-8").splitlines() if not line.startswith("--")]
     return [
-        text.strip().replace("${out}", out.replace("`", "``")) for text in "\n".join(lines).split(";") if text.strip()
+        text.strip().replace("${out}", literal(out).replace("`", "``"))
+        for text in "\n".join(lines).split(";")
+        if text.strip()
     ]
 
 
@@ -67,5 +70,5 @@ def create_answer_views(session: SparkSession, answers: str) -> list[str]:
     if not found:
         raise NoTables(f"{answers} has no answers of `gnatswarm ingest --answers`")
     for path in found:
-        session.read.parquet(str(path)).createOrReplaceTempView(f"{path.name}_by_day")
+        session.read.parquet(literal(str(path))).createOrReplaceTempView(f"{path.name}_by_day")
     return [f"{path.name}_by_day" for path in found]

@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from gnatswarm.spark import schema
+from gnatswarm.spark.directories import absolute
 from gnatswarm.spark.read import IDENTITY, chosen, files_of, finished_rows, judge, parquet, set_aside
 
 # Rows of one Parquet file: some 30 MB of subjects. Few files, but enough for many cores.
@@ -123,7 +124,7 @@ def _counted(taken: DataFrame) -> tuple[int, int]:
     return row[0], row[1]
 
 
-def overwrite(rows: DataFrame, path: str, n: int, by: str = "") -> None:
+def overwrite(rows: DataFrame, directory: str, n: int, by: str = "") -> None:
     """Write `n` rows, ROWS_PER_FILE to a file."""
     writer = rows.coalesce(-(-n // ROWS_PER_FILE)).write.mode("overwrite")
-    (writer.partitionBy(by) if by else writer).parquet(path)
+    (writer.partitionBy(by) if by else writer).parquet(absolute(directory))

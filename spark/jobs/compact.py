@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from gnatswarm.spark import schema
+from gnatswarm.spark.directories import absolute, unusable_text
 from gnatswarm.spark.jobs.arguments import compact_parser, date_mistake
 from gnatswarm.spark.jobs.progress import Progress
 from gnatswarm.spark.read import IDENTITY, no_days_text, read_parquet
@@ -41,14 +42,16 @@ def compact(session: SparkSession, source: str, out: str, dates: list[str]) -> d
     return counts
 
 
-def _overwrite_days(rows: DataFrame, path: str) -> None:
-    rows.write.mode("overwrite").option("partitionOverwriteMode", "dynamic").partitionBy("date").parquet(path)
+def _overwrite_days(rows: DataFrame, directory: str) -> None:
+    rows.write.mode("overwrite").option("partitionOverwriteMode", "dynamic").partitionBy("date").parquet(
+        absolute(directory)
+    )
 
 
 def main(arguments: list[str]) -> int:
     """The program; its exit code."""
     asked = compact_parser().parse_args(arguments)
-    if why := date_mistake(asked.date):
+    if why := date_mistake(asked.date) or unusable_text(asked.from_parquet, asked.out):
         print(f"gnatswarm compact: {why}", file=sys.stderr)
         return 1
     if "://" not in asked.from_parquet and not os.path.isdir(Path(asked.from_parquet) / "files"):

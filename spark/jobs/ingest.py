@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from gnatswarm.spark import schema
+from gnatswarm.spark.directories import absolute, literal, unusable_text
 from gnatswarm.spark.jobs.arguments import DEFAULT_PORT, default_directory, ingest_parser, unreadable_text
 from gnatswarm.spark.jobs.progress import Progress
 from gnatswarm.spark.read import OPTIONS, parquet, place, stored_files, with_source
@@ -49,7 +50,7 @@ def start(
         )
         # By default Spark silently leaves out files that are older than a week.
         .option("maxFileAge", "36500d")
-        .json(stats_dir)
+        .json(literal(stats_dir))
     )
 
     def write(batch_lines: DataFrame, batch: int) -> None:
@@ -64,13 +65,15 @@ def start(
     writer = (
         with_source(lines)
         .writeStream.foreachBatch(write)
-        .option("checkpointLocation", checkpoint or f"{out}/_checkpoint")
+        .option("checkpointLocation", absolute(checkpoint or f"{out}/_checkpoint"))
     )
     return (writer.trigger(processingTime=every) if every else writer.trigger(availableNow=True)).start()
 
 
 def refusal(stats_dir: str, out: str, checkpoint: str) -> str:
     """Why these directories cannot be used, or ""; addresses (with ://) are not checked."""
+    if why := unusable_text(stats_dir, out, checkpoint):
+        return why
     if "://" in stats_dir or "://" in out:
         return ""
     if why := unreadable_text(stats_dir):

@@ -18,6 +18,7 @@ from pyspark.sql import functions as F
 
 from gnatswarm.spark.advice import Advice, Rows, advise
 from gnatswarm.spark.answers import answers
+from gnatswarm.spark.directories import absolute, unusable_text
 from gnatswarm.spark.explain import explained
 from gnatswarm.spark.jobs import ingest
 from gnatswarm.spark.jobs.arguments import (
@@ -161,6 +162,8 @@ def explain(statistics: Statistics, subject: str, services: str) -> str:
 
 def refusal(stats_dir: str, parquet: str, out: str) -> str:
     """Why these directories cannot be used, or ""; addresses (with ://) are not checked."""
+    if why := unusable_text(stats_dir, parquet):
+        return why
     if stats_dir and "://" not in stats_dir:
         if why := unreadable_text(stats_dir):
             return why
@@ -182,6 +185,8 @@ def mistake(asked: argparse.Namespace) -> str:
         return DATE_MISTAKE
     if why := date_mistake(asked.date or ()):
         return why
+    if why := unusable_text(asked.tables):
+        return f"--tables: {why}"
     try:
         if asked.compare:
             periods(asked.compare, 0)
@@ -277,7 +282,7 @@ def write_tables(
         with (directory / f"{name}.csv").open("w", encoding="utf-8", newline="") as file:
             csv.writer(file).writerows([frame.columns, *rows])
         session.createDataFrame(rows, frame.schema).coalesce(1).write.mode("overwrite").parquet(
-            f"{directory}/{name}.parquet"
+            absolute(f"{directory}/{name}.parquet")
         )
 
 
