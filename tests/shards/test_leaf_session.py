@@ -162,8 +162,9 @@ def reload_hub(session: Any, options: Options) -> None:
 
 
 def reload_leaf_node(session: Any, options: Options) -> None:
-    remote: Any = SimpleNamespace(session=session, flush=lambda: None)
-    Remote.reload(remote, options)
+    here = LeafRemote(urls=("nats://h:7422",))
+    remote: Any = SimpleNamespace(session=session, remote=here, flush=lambda: None)
+    Remote.reload(remote, options, here)
 
 
 @pytest.mark.parametrize("reload", [reload_hub, reload_leaf_node])
