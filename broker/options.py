@@ -296,7 +296,12 @@ class ClientTls(_Discreet, frozen=True, forbid_unknown_fields=True):
     cert_file: str = ""  # PEM: the certificate that this broker presents; "": none
     key_file: str = ""  # PEM: its private key
     insecure: bool = False  # do not check the other server's certificate
+    pinned_certs: tuple[str, ...] = ()  # that certificate must have one of these keys, as SHA-256; (): any key
     timeout_s: float = 2.0  # for the handshake
+    handshake_first: bool = False  # begin with it: a hub with handshake_first sends no INFO before
+    min_version: str = "1.2"  # of TLS: "1.2" or "1.3"
+    cipher_suites: tuple[str, ...] = ()  # for TLS 1.2, with nats-server's names; (): OpenSSL's choice
+    curve_preferences: tuple[str, ...] = ()  # one curve, or all; (): OpenSSL's choice
     # The content of the files when the configuration was read; b"": read the files when they are needed.
     cert_pem: bytes = b""
     key_pem: bytes = b""

@@ -236,7 +236,12 @@ BY_HAND = {
     "remote_tls.cert_file": "cert_file",
     "remote_tls.key_file": "key_file",
     "remote_tls.insecure": "insecure",
+    "remote_tls.pinned_certs": "pinned_certs",
     "remote_tls.timeout_s": "timeout",
+    "remote_tls.handshake_first": "handshake_first",
+    "remote_tls.min_version": "min_version",
+    "remote_tls.cipher_suites": "cipher_suites",
+    "remote_tls.curve_preferences": "curve_preferences",
 }
 NO_KEY = {
     "config_file": "`-c`",
@@ -404,6 +409,10 @@ def page() -> str:
     parts += [f"* `leafnodes {{ {name} }}`: {what}\n" for name, what in not_offered.NO_EFFECT_IN_LEAFNODES.items()]
     parts += [
         f"* `leafnodes {{ remotes {{ {name} }} }}`: {what}\n" for name, what in not_offered.NO_EFFECT_IN_REMOTE.items()
+    ]
+    parts += [
+        f"* `leafnodes {{ remotes {{ tls {{ {name} }} }} }}`: {what}\n"
+        for name, what in not_offered.NO_EFFECT_IN_REMOTE_TLS.items()
     ]
     return "".join(parts)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import Any
 from urllib.parse import urlsplit
 
 from gnatswarm.broker.access.nkey import user_key
@@ -49,7 +50,6 @@ _REMOTE_NAMES = {
 }
 _USER_KEYS = {"user": "user", "username": "user", "pass": "password", "password": "password", "account": "account",
               "nkey": "nkey"}  # fmt: skip
-_TLS_KEYS = ("ca_file", "cert_file", "key_file", "insecure", "timeout", "verify")
 
 # Of no use without a port.
 _OF_PORT = ("host", "net", "advertise", "leafnode_advertise", "no_advertise", "authorization", "tls", "min_version")
@@ -316,29 +316,13 @@ class LeafNodesBlock:
         return text
 
     def _tls(self, entry: Entry) -> ClientTls:
-        settings: dict[str, object] = {"is_on": True}
-        if not isinstance(entry.value, Block):
-            self._problem(entry.at, f"expected a block, not {entry.value.kind}", "write tls { ca_file: … }")
+        block = TlsBlock(entry, "tls", is_remote=True)
+        self.problems += block.problems
+        self.notices += block.notices
+        if block.problems:
             return ClientTls()
-        self.problems += given_again(entry.value, {name: name for name in _TLS_KEYS}, ())
-        for inner in entry.value:
-            key = inner.key.lower()
-            if key in ("ca_file", "cert_file", "key_file"):
-                settings[key] = self._path(inner)
-            elif key == "insecure":
-                settings["insecure"] = self._boolean(inner)
-                if settings["insecure"]:
-                    self.notices.append(Problem(inner.at, "the hub's certificate is not checked", "name its ca_file"))
-            elif key == "timeout":
-                settings["timeout_s"] = self._seconds(inner, ClientTls().timeout_s)
-            elif key == "verify":
-                self._boolean(inner)  # whoever dials always checks
-            elif not inner.used:
-                self.problems.append(unknown_field(inner, list(_TLS_KEYS)))
-        if bool(settings.get("cert_file")) != bool(settings.get("key_file")):
-            self._problem(entry.at, "a certificate needs its key", "give both cert_file and key_file")
-            return ClientTls()
-        return with_client_certificates(ClientTls(**settings), entry.at, self.problems)  # type: ignore[arg-type]
+        settings: dict[str, Any] = {name.removeprefix("tls."): value for name, value in block.settings.items()}
+        return with_client_certificates(ClientTls(is_on=True, **settings), entry.at, self.problems)
 
     def _subjects(self, entry: Entry) -> tuple[str, ...]:
         items: list[Node] = entry.value.items if isinstance(entry.value, List) else [entry.value]

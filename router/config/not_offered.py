@@ -42,7 +42,7 @@ RESTRICTS_IN_TLS = {
     "cert_match_by": "certificate stores of Windows",
     "cert_match_skip_invalid": "certificate stores of Windows",
     "ca_certs_match": "certificate stores of Windows",
-    "ocsp_peer": "OCSP checks of client certificates",
+    "ocsp_peer": "OCSP checks of certificates",
 }
 
 # The same inside a `websocket` block.
@@ -73,6 +73,11 @@ NO_EFFECT_IN_REMOTE = {
     "js_cluster_migrate": "nothing is stored here",
     "compression": "leaf node connections are not compressed",
     "write_deadline": "the broker's own counts",
+}
+# … and of its `tls` block.
+NO_EFFECT_IN_REMOTE_TLS = {
+    "verify_and_map": "a hub's certificate selects no user, nor does it for nats-server",
+    "connection_rate_limit": "handshakes with hubs are not limited, nor are they by nats-server",
 }
 # Keys of a remote that change how the hub is reached.
 RESTRICTS_IN_REMOTE = {

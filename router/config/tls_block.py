@@ -1,4 +1,4 @@
-"""A `tls` block of the configuration: TLS of one port, as settings of Options.
+"""A `tls` block of the configuration: TLS of one port, or of a remote, as settings of Options.
 
 A restriction that this broker does not enforce is a problem, never a notice: see `router.config.not_offered`.
 `shards.boundary.certificates` checks that the files can be read and belong together, when all settings are known.
@@ -40,20 +40,26 @@ _DIGEST = re.compile("[0-9a-fA-F]{64}")
 
 
 class TlsBlock:
-    """Reads one block into the fields of Tls under `prefix`; errors are in `problems`, warnings in `notices`."""
+    """Reads one block into the fields of Tls under `prefix`; errors are in `problems`, warnings in `notices`.
 
-    def __init__(self, entry: Entry, prefix: str) -> None:
+    `is_remote`: of another server that is connected to, into those of ClientTls. Files are not needed there.
+    """
+
+    def __init__(self, entry: Entry, prefix: str, *, is_remote: bool = False) -> None:
         self.settings: Settings = {}
         self.problems: list[Problem] = []
         self.notices: list[Problem] = []
         self.is_empty = isinstance(entry.value, Block) and not entry.value.entries
         self._prefix = prefix
+        self._is_remote = is_remote
         self._pairs: tuple[CertificatePair, ...] = ()
         self._certs_at = entry.at
         self._allows_insecure = False
         if not isinstance(entry.value, Block):
             self._problem(
-                entry.at, f"expected a block, not {entry.value.kind}", "write tls { cert_file: …, key_file: … }"
+                entry.at,
+                f"expected a block, not {entry.value.kind}",
+                "write tls { ca_file: … }" if is_remote else "write tls { cert_file: …, key_file: … }",
             )
             return
         self.problems += given_again(entry.value, _NAMES, ())
@@ -83,7 +89,15 @@ class TlsBlock:
             self._problem(entry.at, f"{key}: {mistake.what}", mistake.advice)
             return
         self._allows_insecure |= bool(found.pop("allows_insecure", False))
+        for name in _OF_PORTS if self._is_remote else _OF_REMOTES:
+            found.pop(name, None)
         self.settings |= {f"{self._prefix}.{name}": value for name, value in found.items()}
+        if not self._is_remote:
+            return
+        if (why := not_offered.NO_EFFECT_IN_REMOTE_TLS.get(key)) and plain(entry.value) is not False:
+            self.notices.append(Problem(entry.at, f'"{entry.key}" has no effect here', why))
+        elif found.get("insecure"):
+            self.notices.append(Problem(entry.at, "the hub's certificate is not checked", "name its ca_file"))
 
     def _certs(self, entry: Entry) -> None:
         """Several certificates: [ {cert_file: …, key_file: …} … ]; the first is as one without such a list."""
@@ -124,16 +138,24 @@ class TlsBlock:
                 self._problem(self._certs_at, what, "move the certificate into certs, as the first")
                 return
             first, *more = self._pairs
-            found = {"cert_file": first.cert_file, "key_file": first.key_file, "more_certs": tuple(more)}
+            found: Settings = {"cert_file": first.cert_file, "key_file": first.key_file}
+            if self._is_remote and more:
+                self._problem(self._certs_at, "certs: a remote presents one certificate", "keep one")
+            elif not self._is_remote:
+                found["more_certs"] = tuple(more)
             self.settings |= {f"{self._prefix}.{name}": value for name, value in found.items()}
-        for name in ("cert_file", "key_file"):
-            if not self.settings.get(f"{self._prefix}.{name}"):
-                self._problem(at, f"missing '{name}' in TLS configuration", "a port without it would not be encrypted")
+        missing = [name for name in ("cert_file", "key_file") if not self.settings.get(f"{self._prefix}.{name}")]
+        if self._is_remote and len(missing) == 2:
+            return
+        why = "a certificate needs its key" if self._is_remote else "a port without it would not be encrypted"
+        for name in missing:
+            self._problem(at, f"missing '{name}' in TLS configuration", why)
 
     def _check_pins(self, at: Position) -> None:
         """Warn of pins without `verify`: clients are not asked for a certificate, so all of them would be refused."""
         asks = any(self.settings.get(f"{self._prefix}.{name}") for name in ("verify", "verify_and_map"))
         asks |= self._prefix == "cluster.tls"  # as always between members
+        asks |= self._is_remote  # a hub presents one unasked
         if self.settings.get(f"{self._prefix}.pinned_certs") and not asks:
             self.notices.append(Problem(at, "pinned_certs without verify: no client can connect", "add verify: true"))
 
@@ -279,12 +301,6 @@ def _handshakes_per_s(value: object) -> int:
     return max(0, values.number(value, -MOST_HANDSHAKES_PER_S, MOST_HANDSHAKES_PER_S))
 
 
-def _insecure(value: object) -> Settings:
-    # This option is about certificates of servers that a broker connects to; ours connects to none.
-    values.boolean(value)
-    return {}
-
-
 _KEYS: dict[str, Callable[[object], Settings]] = {
     "cert_file": _sets("cert_file", values.path),
     "key_file": _sets("key_file", values.path),
@@ -300,7 +316,10 @@ _KEYS: dict[str, Callable[[object], Settings]] = {
     "immediate": _handshake_first,
     "pinned_certs": _sets("pinned_certs", _pinned_certs),
     "connection_rate_limit": _sets("handshakes_per_s", _handshakes_per_s),
-    "insecure": _insecure,
+    "insecure": _sets("insecure", values.boolean),
     "allow_insecure_cipher_suites": _sets("allows_insecure", values.boolean),
 }
+# What they set for ports alone, and for connections to other servers alone.
+_OF_PORTS = ("verify", "verify_and_map", "handshake_fallback_s", "handshakes_per_s")
+_OF_REMOTES = ("insecure",)
 _NAMES = {name: name for name in (*_KEYS, "certs")} | same("handshake_first", "first", "immediate")

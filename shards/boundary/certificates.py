@@ -19,14 +19,14 @@ import msgspec
 from gnatswarm.broker.access import ciphers
 from gnatswarm.broker.access.certificate_dates import validity_of
 from gnatswarm.broker.access.certificate_parts import dns_names, is_forgeable, key_kind
-from gnatswarm.broker.options import CertificatePair, Tls
+from gnatswarm.broker.options import CertificatePair
 
 if TYPE_CHECKING:
     import datetime
     from collections.abc import Callable, Iterable, Iterator
     from typing import TypeVar
 
-    from gnatswarm.broker.options import ClientTls
+    from gnatswarm.broker.options import ClientTls, Tls
 
     T = TypeVar("T")
 
@@ -150,7 +150,6 @@ def _wildcard(name: str) -> str:
 
 def _server_context(tls: Tls, pairs: Iterable[CertificatePair]) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = _VERSIONS[tls.min_version]
     # Renegotiation (TLS 1.2) would let a client repeat handshakes, of which the server does the expensive half.
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION | ssl.OP_NO_TICKET
     context.num_tickets = 0
@@ -159,6 +158,13 @@ def _server_context(tls: Tls, pairs: Iterable[CertificatePair]) -> ssl.SSLContex
     if tls.asks_for_certificate:
         context.verify_mode = ssl.CERT_REQUIRED
         _load_authorities(context, tls, ssl.Purpose.CLIENT_AUTH)
+    _restrict(context, tls)
+    return context
+
+
+def _restrict(context: ssl.SSLContext, tls: Tls | ClientTls) -> None:
+    """To the versions, cipher suites and curves of the options. Raises CertificateError."""
+    context.minimum_version = _VERSIONS[tls.min_version]
     if tls.cipher_suites:
         names = [ciphers.TLS_1_2[name] for name in tls.cipher_suites if name in ciphers.TLS_1_2]
         if names:
@@ -173,7 +179,6 @@ def _server_context(tls: Tls, pairs: Iterable[CertificatePair]) -> ssl.SSLContex
             context.set_ecdh_curve(ciphers.CURVES[curve])
         except (ssl.SSLError, ValueError):  # X25519 before Python 3.11.4
             raise CertificateError(f"curve_preferences: Python's ssl module here does not know {curve}") from None
-    return context
 
 
 def client_context(tls: Tls | ClientTls, *, is_insecure: bool) -> ssl.SSLContext:
@@ -182,13 +187,12 @@ def client_context(tls: Tls | ClientTls, *, is_insecure: bool) -> ssl.SSLContext
     Raises CertificateError.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    if isinstance(tls, Tls):
-        context.minimum_version = _VERSIONS[tls.min_version]
     # As nats-server, it trusts what is in ca_file, though another authority has signed it.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     for pair in tls.pairs[:1]:
         _load_pair(context, pair)
     _load_authorities(context, tls, ssl.Purpose.SERVER_AUTH)
+    _restrict(context, tls)
     if is_insecure:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE

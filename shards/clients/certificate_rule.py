@@ -14,7 +14,7 @@ import msgspec
 from gnatswarm.broker.access.certificate_parts import is_forgeable, public_key_digest
 
 if TYPE_CHECKING:
-    from gnatswarm.broker.options import Tls
+    from gnatswarm.broker.options import ClientTls, Tls
 
 # From this security level on, OpenSSL itself refuses signatures with SHA-1.
 _SAFE_LEVEL = 1
@@ -41,8 +41,8 @@ class CertificateRule(msgspec.Struct, frozen=True):
         return ""
 
 
-def certificate_rule(tls: Tls, context: ssl.SSLContext | None) -> CertificateRule | None:
-    """The rule for a port with these options; None: there is nothing to check."""
+def certificate_rule(tls: Tls | ClientTls, context: ssl.SSLContext | None) -> CertificateRule | None:
+    """The rule for a port, or another server, with these options; None: there is nothing to check."""
     if context is None:
         return None
     weak = context.verify_mode is ssl.CERT_REQUIRED and context.security_level < _SAFE_LEVEL

@@ -1,8 +1,8 @@
 """One hub that this broker is a leaf node of: dials it, again and again, and keeps what it knows of its addresses.
 
 It reads the hub's first INFO, because that decides whether TLS follows, and shows that the port is a leaf node port;
-then `shards.gateway.leaf` has the connection. By WebSocket there is an upgrade first, and TLS before that, so the
-session reads that INFO itself. Every wait has an end.
+then `shards.gateway.leaf` has the connection. By WebSocket there is an upgrade first, and TLS before that, and with
+`handshake_first` TLS, so the session reads that INFO itself. Every wait has an end.
 """
 
 from __future__ import annotations
@@ -253,13 +253,11 @@ class Remote:
     async def _connect(self, address: Address) -> None:
         """Connect, and return when that connection has ended."""
         timeout_s = self.remote.dial_timeout_s
+        begins = address.websocket or self.remote.tls.handshake_first
+        # Made before: a hub with `handshake_first: auto` waits for 50 ms.
+        gate = self._gate(address, is_wanted=False) if begins else None
         sock, _where = await connected(self._loop, await places_of(self._loop, address, timeout_s), timeout_s)
-        if address.websocket:
-            try:
-                gate = self._gate(address, is_wanted=False)
-            except BaseException:
-                sock.close()
-                raise
+        if begins:
             await self._pass_messages(sock, address, None, gate)
             return
         info_timeout_s = self.remote.first_info_timeout_s
@@ -272,9 +270,11 @@ class Remote:
             if objection:
                 raise ValueError(objection)
             gate = self._gate(address, is_wanted=info.tls_required)
-        except TimeoutError:
+        except (TimeoutError, ConnectionError) as error:
             sock.close()
-            raise TimeoutError(f"no INFO within {info_timeout_s:g} s") from None
+            why = f"no INFO within {info_timeout_s:g} s" if isinstance(error, TimeoutError) else str(error)
+            hint = "; a hub with handshake_first sends INFO to who has that in the remote's tls, too"
+            raise ConnectionError(f"{why}{hint if self.remote.tls.is_on or address.tls else ''}") from None
         except BaseException:
             sock.close()
             raise
@@ -297,13 +297,15 @@ class Remote:
         return ""
 
     def objection_to_certificate(self, tls: SSLObject) -> str:
-        """Why a hub with this certificate may not be connected; "": it may. Pins of the port hold here, as there."""
-        pins = self._options.leafnodes.tls.pinned_certs
-        if not pins:
-            return ""
-        from gnatswarm.shards.clients.certificate_rule import CertificateRule
+        """Why a hub with this certificate may not be connected; "": it may.
 
-        return CertificateRule(frozenset(pins)).objection(tls)
+        Pins of the port hold here, as there; and those of the remote.
+        """
+        from gnatswarm.shards.clients.certificate_rule import certificate_rule
+
+        context = self._tls_context()
+        rules = [certificate_rule(one, context) for one in (self.remote.tls, self._options.leafnodes.tls)]
+        return next((why for rule in rules if rule is not None and (why := rule.objection(tls))), "")
 
     async def _pass_messages(
         self, sock: socket.socket, address: Address, info: ServerInfo | None, gate: Gate | None
@@ -349,13 +351,16 @@ class Remote:
         frames = self._frames(address) if address.websocket else None
         if not (is_wanted or tls.is_on or address.tls):
             return Gate(timeout_s=tls.timeout_s, frames=frames) if frames is not None else None
+        name = name_for_tls(address.host, [one.host for one in self._configured])
+        return Gate(context=self._tls_context(), timeout_s=tls.timeout_s, server_hostname=name, frames=frames)
+
+    def _tls_context(self) -> SSLContext:
         if self._context is None:
             # Imported here, so that a hub without TLS does not load ssl.
             from gnatswarm.shards.boundary.certificates import client_context
 
-            self._context = client_context(tls, is_insecure=tls.insecure)
-        name = name_for_tls(address.host, [one.host for one in self._configured])
-        return Gate(context=self._context, timeout_s=tls.timeout_s, server_hostname=name, frames=frames)
+            self._context = client_context(self.remote.tls, is_insecure=self.remote.tls.insecure)
+        return self._context
 
     def _frames(self, address: Address) -> Callable[[FrozenFrames | None], Frames]:
         """Makes the WebSocket state of a connection to this address."""

@@ -120,6 +120,49 @@ async def test_pins_hold_for_hubs_that_are_dialled_too(start: Start, authority: 
         leaf.log.wait_line(said)
 
 
+async def test_pins_of_a_remote_hold_for_that_hub(start: Start, authority: Authority) -> None:
+    """A nats-server reads them, and connects to any hub."""
+    pair, other = authority.server(), authority.server()
+    hub = start("nats-server-2.15", f"leafnodes {{ listen: '127.0.0.1:-1', tls {{ {pair.lines} }} }}")
+    for pin, said in (
+        (pair.pin, "Leafnode connection created for account"),
+        (other.pin, "TLS handshake error: certificate not pinned"),
+    ):
+        tls = f"ca_file: '{authority.path}', pinned_certs: ['{pin}']"
+        remote = f"{{ url: 'nats://127.0.0.1:{hub_port(hub)}', tls {{ {tls} }} }}"
+        start("gnatswarm-1", f"leafnodes {{ remotes [ {remote} ] }}").log.wait_line(said)
+
+
+@pytest.mark.parametrize(
+    ("hub_kind", "kind"),
+    [
+        ("nats-server-2.15", "gnatswarm-1"),
+        ("gnatswarm-1", "gnatswarm-1"),
+        ("gnatswarm-1", "nats-server-2.15"),
+    ],
+)
+async def test_a_hub_with_handshake_first_is_connected_to(
+    start: Start, net: Net, authority: Authority, hub_kind: str, kind: str
+) -> None:
+    tls = f"tls {{ {authority.server().lines}, handshake_first: true }}"
+    hub = start(hub_kind, f"leafnodes {{ listen: '127.0.0.1:-1', {tls} }}")
+    own = f"tls {{ ca_file: '{authority.path}', handshake_first: true }}"
+    leaf = start(kind, f"leafnodes {{ remotes [ {{ url: 'nats://127.0.0.1:{hub_port(hub)}', {own} }} ] }}")
+    await know(await net.client(leaf), await net.client(hub))
+
+
+async def test_who_does_not_begin_with_tls_where_the_hub_does_is_told_what_is_missing(
+    start: Start, authority: Authority
+) -> None:
+    tls = f"tls {{ {authority.server().lines}, handshake_first: true }}"
+    hub = start("nats-server-2.15", f"leafnodes {{ listen: '127.0.0.1:-1', {tls} }}")
+    own = f"first_info_timeout: '100ms', tls {{ ca_file: '{authority.path}' }}"
+    leaf = start("gnatswarm-1", f"leafnodes {{ remotes [ {{ url: 'nats://127.0.0.1:{hub_port(hub)}', {own} }} ] }}")
+    leaf.log.wait_line(
+        r"no INFO within 0.1 s; a hub with handshake_first sends INFO to who has that in the remote's tls"
+    )
+
+
 def reloaded(broker: Broker, *changes: tuple[str, str]) -> None:
     """Change the file of a broker, and have it read anew."""
     assert broker.config is not None and broker.directory is not None

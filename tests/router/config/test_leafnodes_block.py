@@ -18,6 +18,8 @@ from tests.support.authority import Authority
 Build = Callable[[str], Built]
 SEED = "SUAAAAICAMCAKBQHBAEQUCYMBUHA6EARCIJRIFIWC4MBSGQ3DQOR4H776Y"
 
+SUITE = "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256"
+PIN = "ab" * 32
 PUBLIC = "UAB2CB576PHBBPQ5ODORRZ2LYCMWPZGWGCN2KDK7DXOIMZASKUY3RLKK"
 
 
@@ -68,6 +70,14 @@ SETTINGS: list[tuple[str, str, object]] = [
     ("ignore_discovered_servers: true", "ignore_discovered_servers", True),
     ("tls { insecure: true }", "tls", ClientTls(is_on=True, insecure=True)),
     ("tls { timeout: 5 }", "tls", ClientTls(is_on=True, timeout_s=5.0)),
+    ("tls { handshake_first: true }", "tls", ClientTls(is_on=True, handshake_first=True)),
+    ("tls { first: auto }", "tls", ClientTls(is_on=True, handshake_first=True)),
+    ("tls { immediate: '300ms' }", "tls", ClientTls(is_on=True, handshake_first=True)),
+    ("tls { handshake_first: off, verify: true }", "tls", ClientTls(is_on=True)),
+    ("tls { min_version: '1.3' }", "tls", ClientTls(is_on=True, min_version="1.3")),
+    (f"tls {{ cipher_suites: [{SUITE.lower()}] }}", "tls", ClientTls(is_on=True, cipher_suites=(SUITE,))),
+    ("tls { curve_preferences: [CurveP256] }", "tls", ClientTls(is_on=True, curve_preferences=("CurveP256",))),
+    (f"tls {{ pinned_certs: ['{PIN.upper()}'] }}", "tls", ClientTls(is_on=True, pinned_certs=(PIN,))),
 ]
 
 
@@ -77,6 +87,49 @@ def test_a_key_of_a_remote_sets_its_option(built: Build, text: str, field: str, 
     users = "accounts { A { users [ {user: a, password: p} ] } }\n"
     (remote,) = built(f"{users}leafnodes {{ remotes [ {{ {url}\n{text} }} ] }}").options.leafnodes.remotes
     assert getattr(remote, field) == value
+
+
+def test_every_option_of_tls_to_a_hub_can_be_configured(built: Build, authority: Authority) -> None:
+    found = {
+        field.name
+        for _, name, value in SETTINGS
+        for field in msgspec.structs.fields(ClientTls)
+        if name == "tls" and getattr(value, field.name) != field.default
+    }
+    pair = authority.client()
+    for files in (pair.lines, f"certs: [ {{ {pair.lines} }} ]"):
+        text = f"leafnodes {{ remotes [ {{ url: h, tls {{ {files}, ca_file: '{authority.path}' }} }} ] }}"
+        (remote,) = built(text).options.leafnodes.remotes
+        found |= {
+            field.name
+            for field in msgspec.structs.fields(ClientTls)
+            if getattr(remote.tls, field.name) != field.default
+        }
+        assert (remote.tls.cert_file, remote.tls.key_pem) == (str(pair.cert), pair.key.read_bytes())
+    assert found == {field.name for field in msgspec.structs.fields(ClientTls)}
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ("insecure: true", ["the hub's certificate is not checked"]),
+        ("verify_and_map: true", ['"verify_and_map" has no effect here']),
+        ("connection_rate_limit: 5", ['"connection_rate_limit" has no effect here']),
+        ("verify_and_map: false, verify: true, insecure: false", []),
+        (f"pinned_certs: ['{PIN}']", []),
+    ],
+)
+def test_what_has_no_effect_on_tls_to_a_hub_is_a_notice(built: Build, keys: str, said: list[str]) -> None:
+    notices = built(f"leafnodes {{ remotes [ {{ url: h, tls {{ {keys} }} }} ] }}").options.notices
+    assert [one in notice for one, notice in zip(said, notices, strict=True)] == [True] * len(said)
+    assert all(":1:39: " in notice for notice in notices)
+
+
+def test_insecure_suites_stop_the_start_as_those_of_a_port(built: Build, refusals: Callable[[str], list[str]]) -> None:
+    suite = "cipher_suites: [TLS_RSA_WITH_AES_128_GCM_SHA256]"
+    text = "compatibility: '2.15'\nleafnodes {{ remotes [ {{ url: h, tls {{ {} }} }} ] }}"
+    assert refusals(text.format(suite))[0].startswith("2:33: insecure cipher suites configured without")
+    assert built(text.format(f"{suite}, allow_insecure_cipher_suites: true")).options.notices == ()
 
 
 def test_every_option_of_a_remote_can_be_configured(built: Build, tmp_path: Path) -> None:
@@ -199,7 +252,29 @@ def test_with_verify_and_map_a_certificate_is_enough(built: Build, authority: Au
             "leafnodes { remotes [ { url: h, ignore_discovered_servers: x } ] }",
             "1:33: ignore_discovered_servers: expec",
         ),
-        ("leafnodes { remotes [ { url: h, tls { cert_file: x } } ] }", "1:33: a certificate needs its key"),
+        (
+            "leafnodes { remotes [ { url: h, tls { cert_file: x } } ] }",
+            "1:33: missing 'key_file' in TLS configuration — a",
+        ),
+        ("leafnodes { remotes [ { url: h, tls { key_file: x } } ] }", "1:33: missing 'cert_file' in TLS configuration"),
+        ("leafnodes { remotes [ { url: h, tls: 5 } ] }", "1:33: expected a block, not a number — write tls { ca_file"),
+        ("leafnodes { remotes [ { url: h, tls { foo: 1 } } ] }", '1:39: unknown field "foo"'),
+        ("leafnodes { remotes [ { url: h, tls { min_version: '1.1' } } ] }", "1:39: min_version: unknown TLS version"),
+        ("leafnodes { remotes [ { url: h, tls { cipher_suites: [x] } } ] }", "1:39: cipher_suites: unrecognized cip"),
+        ("leafnodes { remotes [ { url: h, tls { pinned_certs: [] } } ] }", "1:39: pinned_certs: an empty list lets"),
+        ("leafnodes { remotes [ { url: h, tls { pinned_certs: [x] } } ] }", "1:39: pinned_certs: key x does not look"),
+        ("leafnodes { remotes [ { url: h, tls { handshake_first: x } } ] }", '1:39: handshake_first: field "x" is in'),
+        ("leafnodes { remotes [ { url: h, tls { ocsp_peer: true } } ] }", '1:39: "ocsp_peer": OCSP checks of cert'),
+        ("leafnodes { remotes [ { url: h, tls { timeout: -1 } } ] }", "1:39: timeout: -1 seconds is out of range"),
+        (
+            "leafnodes { remotes [ { url: h, tls { certs: [ {cert_file: a, key_file: b}, {cert_file: c, key_file: d} ]"
+            " } } ] }",
+            "1:39: certs: a remote presents one certificate",
+        ),
+        (
+            "leafnodes { remotes [ { url: h, tls { verify_cert_and_check_known_urls: true } } ] }",
+            '1:39: "verify_cert_and_check_known_urls": certificates that are compared with known URLs',
+        ),
         (
             "leafnodes { remotes [ { url: h, tls { ca_file: /no/such } } ] }",
             "1:33: error parsing root ca certificate: open /no/such: no such file",

@@ -74,6 +74,40 @@ def test_another_server_is_connected_to_with_what_was_read(own):
     assert with_client_files(ClientTls(is_on=True)) == ClientTls(is_on=True)
 
 
+def agrees(client: ssl.SSLContext, server: ssl.SSLContext) -> bool:
+    """Whether a handshake between them succeeds, without a socket."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = [
+        client.wrap_bio(to_client, to_server, server_hostname="localhost"),
+        server.wrap_bio(to_server, to_client, server_side=True),
+    ]
+    for end in ends * 3:
+        try:
+            end.do_handshake()
+        except ssl.SSLWantReadError:
+            continue
+        except ssl.SSLError:
+            return False
+    return all(end.cipher() is not None for end in ends)
+
+
+@pytest.mark.parametrize("of", [ClientTls, Tls], ids=["a remote's", "a cluster's"])
+def test_restrictions_hold_for_who_dials_too(tls, of):
+    files = {"cert_file": tls.cert_file, "key_file": tls.key_file, "ca_file": tls.ca_file}
+    port = Tls(cert_file=tls.cert_file, key_file=tls.key_file, curve_preferences=("CurveP384",))
+    for curve, fits in (("CurveP384", True), ("CurveP256", False)):
+        dialling = client_context(of(**files, curve_preferences=(curve,)), is_insecure=False)
+        assert agrees(dialling, server_context(port)) is fits
+    assert client_context(of(**files, min_version="1.3"), is_insecure=False).minimum_version is ssl.TLSVersion.TLSv1_3
+    suites = ("TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256",)
+    old = [
+        cipher["name"]
+        for cipher in client_context(of(**files, cipher_suites=suites), is_insecure=False).get_ciphers()
+        if cipher["protocol"] != "TLSv1.3"
+    ]
+    assert old == ["ECDHE-ECDSA-AES128-GCM-SHA256"]
+
+
 @pytest.mark.parametrize("field", ["cert_file", "key_file", "ca_file"])
 def test_files_for_another_server_that_are_none_are_named(own, field, tmp_path):
     other = msgspec.structs.replace(own, **{field: str(tmp_path / "other")})
