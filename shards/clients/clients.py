@@ -11,7 +11,7 @@ import contextlib
 import logging
 import os
 import time
-from collections import deque
+from collections import Counter, deque
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
@@ -83,6 +83,12 @@ ENTRIES_COUNT_AS_LOOK = 4
 # 100 us each. And so many are looked at.
 SURPLUS_AT_ONCE = 50
 SURPLUS_LOOKED_AT_ONCE = 5000
+
+# Why a reload closes clients: of several, and of one.
+NOT_LET_IN = "the new users and rules do not let them in", "the new users and rules do not let it in"
+OTHER_ACCOUNT = "their users have another account now", "its user has another account now"
+TOO_MANY = "there are more than max_connections", "there is one more than max_connections"
+TOO_MANY_OF_ACCOUNT = "their accounts have more than they may", "its account has more than it may"
 
 # A leaf node waits for a gateway that is being started, until the handshake's timeout.
 GATEWAY_AGAIN_S = 0.05
@@ -190,6 +196,7 @@ class Clients:
         self._checks_soon = False
         self._allows_fewer = False  # connections than before, of the reload that is under way
         self._on_reloaded: list[Callable[[], None]] = []
+        self._reload_closed: Counter[tuple[str, str]] = Counter()  # how many clients a reload has closed; why
         self._surplus: set[int] = set()  # cids of clients that are being closed, and count no more: see _end_surplus
         self._perhaps_surplus: list[ClientSession] = []  # a reload may allow fewer than there are: the next one last
         self._closes_soon = False
@@ -493,6 +500,7 @@ class Clients:
         self.census.stay(session, self.rights.most_connections(session.account))
         self._tell_what_it_missed(session, moved)
         self._reload_now(cid)
+        self._log_closed()
         if cid in self._dismiss_later:  # (not at once: its move ends in a turn of the reactor)
             asyncio.get_running_loop().call_soon(self._dismiss_now, cid, self._dismiss_later.pop(cid))
         self.finish_soon()
@@ -842,9 +850,9 @@ class Clients:
     ) -> None:
         """Apply new options: they hold at once for new clients, for all others when on_done() is called.
 
-        Those that could not log in any more are closed. `users`: those of the options. `listeners`: accounts whose
-        stream imports have changed. Logs nothing. Clients have their turns, so that others are served in between; of
-        few it is done at once.
+        Those that could not log in any more are closed, and the log says how many. `users`: those of the options.
+        `listeners`: accounts whose stream imports have changed. Clients have their turns, so that others are served in
+        between; of few it is done at once.
         """
         self._options = options
         if options.limits.max_closed_clients != self._limits.max_closed_clients:
@@ -927,9 +935,18 @@ class Clients:
         elif not self._unchecked:  # (else there was another reload meanwhile, whose end comes here again)
             self._allows_fewer = False
             self._forget_rights()
+            self._log_closed()
             told, self._on_reloaded = self._on_reloaded, []
             for on_done in told:  # (who called reload() may have more to do)
                 asyncio.get_running_loop().call_soon(on_done)
+
+    def _log_closed(self) -> None:
+        for (of_several, of_one), closed in self._reload_closed.items():
+            if closed == 1:
+                logger.info("Reloaded: 1 client is closed, because %s", of_one)
+            else:
+                logger.info("Reloaded: %d clients are closed, because %s", closed, of_several)
+        self._reload_closed.clear()
 
     def _forget_rights(self) -> None:
         if not self._reload_later and not self._unchecked:
@@ -948,6 +965,7 @@ class Clients:
         if not self._allows_fewer or self._page.connections <= self._limits.max_connections:
             return False
         self._surplus.add(session.connection.cid)
+        self._reload_closed[TOO_MANY] += 1
         self._page.remove_connection(self._shard)
         self.census.leave(session)
         session.connection.end(MaximumConnectionsExceeded())
@@ -957,6 +975,7 @@ class Clients:
         """Close the client if its account has more than it may; as _end_surplus."""
         if not self.census.has_surplus(session, self.rights.most_connections(session.account)):
             return False
+        self._reload_closed[TOO_MANY_OF_ACCOUNT] += 1
         self.census.leave(session)
         session.connection.end(MaximumAccountConnectionsExceeded())
         return True
@@ -989,6 +1008,7 @@ class Clients:
             session = self.open.get(cid)
             if session is None or not session.connection.is_moving:
                 self._reload_now(cid)
+        self._log_closed()
 
     def _readmit(self, session: ClientSession) -> None:
         """Check a client against the new rules."""
@@ -1001,6 +1021,8 @@ class Clients:
             session.connection.set_limits(self._limits)
             return
         if identity is None:
+            self._reload_closed[NOT_LET_IN] += 1
             session.connection.end(AuthorizationViolation())
         elif not session.reenter(identity) and session.socket is not None:
+            self._reload_closed[OTHER_ACCOUNT] += 1
             session.socket.kick(CloseReason.AUTHENTICATION_EXPIRED)

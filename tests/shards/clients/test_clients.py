@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 import threading
@@ -10,6 +11,7 @@ from collections.abc import AsyncIterator
 from itertools import pairwise
 
 import bcrypt
+import msgspec
 import pytest
 
 from gnatswarm.broker.access.certificate_names import CertificateNames
@@ -705,5 +707,51 @@ async def test_who_waits_for_its_publish_limits_goes_on_when_a_reload_changes_th
         house.shard.reload(limited(after))
         assert (await client.wait(b"PONG\r\n")).endswith(b"PONG\r\n")
         assert connection.in_msgs == 5
+    finally:
+        house.close()
+
+
+@pytest.mark.parametrize(
+    ("after", "said"),
+    [
+        (["a", "b", "c"], []),
+        (["a"], ["2 clients are closed, because the new users and rules do not let them in"]),
+        (["a", "b"], ["1 client is closed, because the new users and rules do not let it in"]),
+        (
+            ["b", "c of another account"],
+            [
+                "1 client is closed, because the new users and rules do not let it in",
+                "1 client is closed, because its user has another account now",
+            ],
+        ),
+        (["one connection"], ["2 clients are closed, because there are more than max_connections"]),
+        (["one of the account"], ["2 clients are closed, because their accounts have more than they may"]),
+    ],
+    ids=lambda case: ", ".join(case) if case and isinstance(case[0], str) and len(case[0]) < 30 else "",
+)
+async def test_the_log_says_how_many_clients_a_reload_has_closed_and_why(
+    after: list[str], said: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    everybody = Options(users=tuple(User(name, name, account="A") for name in "abc"), accounts=(Account("A"),))
+    house = OneShard(everybody)
+    try:
+        for name in "abc":
+            words = b'CONNECT {"verbose":false,"user":"%b","pass":"%b"}\r\nPING\r\n' % (name.encode(), name.encode())
+            await house.connect().talk(words)
+        caplog.set_level(logging.INFO, "gnatswarm")
+        options = everybody
+        if after == ["one connection"]:
+            options = msgspec.structs.replace(everybody, limits=Limits(max_connections=1))
+        elif after == ["one of the account"]:
+            options = msgspec.structs.replace(everybody, accounts=(Account("A", max_connections=1),))
+        else:
+            named = [(name[0], "B" if name[1:] else "A") for name in after]
+            users = tuple(User(name, name, account=account) for name, account in named)
+            options = Options(users=users, accounts=(Account("A"), Account("B")))
+        done: list[bool] = []
+        house.shard.reload(options, lambda: done.append(True))
+        await until(lambda: done)
+        found = [record.getMessage() for record in caplog.records if record.levelno == logging.INFO]
+        assert found == [f"Reloaded: {line}" for line in said]
     finally:
         house.close()
