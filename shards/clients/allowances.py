@@ -70,6 +70,8 @@ class Allowances:
 
         def over() -> None:
             self._waiting[key] -= 1
+            if not self._waiting[key]:  # (a reload may bring other limits, so that it is not waited for again)
+                del self._waiting[key]
             again()
 
         timer = asyncio.get_running_loop().call_later(max(wait_us / 1e6, LEAST_WAIT_S * steps), over)
