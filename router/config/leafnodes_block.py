@@ -322,7 +322,7 @@ class LeafNodesBlock:
         if block.problems:
             return ClientTls()
         settings: dict[str, Any] = {name.removeprefix("tls."): value for name, value in block.settings.items()}
-        return with_client_certificates(ClientTls(is_on=True, **settings), entry.at, self.problems)
+        return with_client_certificates(ClientTls(is_on=True, **settings), entry.at, self.problems, self.notices)
 
     def _subjects(self, entry: Entry) -> tuple[str, ...]:
         items: list[Node] = entry.value.items if isinstance(entry.value, List) else [entry.value]
