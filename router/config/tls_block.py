@@ -24,7 +24,7 @@ from gnatswarm.router.config.user_list import not_enforced, unknown_field
 if TYPE_CHECKING:
     import ssl
 
-T = TypeVar("T", Tls, ClientTls)
+T = TypeVar("T", bound=Tls | ClientTls)
 
 # handshake_first "auto": if no ClientHello arrives in this time, send INFO, as nats-server does.
 AUTO_FALLBACK_S = 0.05
@@ -218,8 +218,7 @@ def _checked(
     try:
         tls = read()
         context = context_of(tls)
-        pairs: tuple[CertificatePair, ...] = tls.pairs
-        found = [(pair.cert_file, weakness(context, pair), *validity(pair)) for pair in pairs]
+        found = [(pair.cert_file, weakness(context, pair), *validity(pair)) for pair in tls.pairs]
     except CertificateError as error:
         problems.append(Problem(at, str(error), f"there could be no connections with {others}"))
         return None
