@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -322,6 +323,18 @@ def test_a_mistake_has_its_place(refusals: Callable[[str], list[str]], text: str
     found = refusals(text)
     assert any(line.startswith(wanted) for line in found), found
     assert "pw" not in "".join(found)
+
+
+def test_credentials_are_read_from_a_file_alone(refusals: Callable[[str], list[str]], tmp_path: Path) -> None:
+    """A named pipe would be waited for, at the start and at every reload."""
+    os.mkfifo(tmp_path / "pipe")
+    for path, said in (
+        (tmp_path / "pipe", "is a FIFO (named pipe), not a file"),
+        (tmp_path, "is a directory"),
+        ("/dev/zero", "is a character device, not a file"),
+    ):
+        (found,) = refusals(f"leafnodes {{ remotes [ {{ url: h, credentials: '{path}' }} ] }}")
+        assert found.startswith(f"1:33: {path}: {said} — name a .creds file")
 
 
 @pytest.mark.parametrize("is_old_format", [False, True])
