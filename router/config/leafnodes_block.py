@@ -16,6 +16,7 @@ from gnatswarm.broker.options import GLOBAL_ACCOUNT, ClientTls, LeafRemote, User
 from gnatswarm.broker.subject import is_valid_subscription
 from gnatswarm.router.config import not_offered
 from gnatswarm.router.config import option_values as values
+from gnatswarm.router.config.conf_file import read_bytes
 from gnatswarm.router.config.conf_tree import Block, Entry, List, Node, Position, Problem, Scalar, plain, text_in
 from gnatswarm.router.config.option_keys import Settings
 from gnatswarm.router.config.option_values import BareSeconds, Mistake
@@ -50,6 +51,8 @@ _REMOTE_NAMES = {
 }
 _USER_KEYS = {"user": "user", "username": "user", "pass": "password", "password": "password", "account": "account",
               "nkey": "nkey"}  # fmt: skip
+# A .creds file has 1 to 2 KB.
+MOST_CREDENTIALS_BYTES = 1 << 20
 
 # Of no use without a port.
 _OF_PORT = ("host", "net", "advertise", "leafnode_advertise", "no_advertise", "authorization", "tls", "min_version")
@@ -296,8 +299,7 @@ class LeafNodesBlock:
         if not path:
             return {}
         try:
-            with open(path, encoding="utf-8", errors="replace") as file:
-                found = read_creds(file.read(1 << 20))
+            found = read_creds(read_bytes(path, MOST_CREDENTIALS_BYTES, is_included=True).decode("utf-8", "replace"))
         except OSError as error:
             self._problem(entry.at, f"{path}: {error.strerror}", "name a .creds file that this user may read")
             return {}
@@ -322,7 +324,7 @@ class LeafNodesBlock:
         if block.problems:
             return ClientTls()
         settings: dict[str, Any] = {name.removeprefix("tls."): value for name, value in block.settings.items()}
-        return with_client_certificates(ClientTls(is_on=True, **settings), entry.at, self.problems)
+        return with_client_certificates(ClientTls(is_on=True, **settings), entry.at, self.problems, self.notices)
 
     def _subjects(self, entry: Entry) -> tuple[str, ...]:
         items: list[Node] = entry.value.items if isinstance(entry.value, List) else [entry.value]

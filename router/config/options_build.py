@@ -540,7 +540,7 @@ class _Building:
             return tls
         from gnatswarm.router.config.tls_block import with_certificates
 
-        return with_certificates(tls, self._place("cluster.tls.cert_file"), self.problems, self.notices)
+        return with_certificates(tls, self._place("cluster.tls.cert_file"), self.problems, self.notices, "members")
 
     def _check_tls(self, tls: Tls, websocket: WebSocket, line: CommandLine) -> tuple[Tls, WebSocket]:
         """Check that ports with TLS have what they need; the same structs, with the content of their files."""

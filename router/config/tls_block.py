@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import re
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, TypeVar
 
 from gnatswarm.broker.access import ciphers
 from gnatswarm.broker.options import CertificatePair, ClientTls, Tls
@@ -19,6 +20,11 @@ from gnatswarm.router.config.option_keys import Settings
 from gnatswarm.router.config.option_values import BareSeconds, Mistake
 from gnatswarm.router.config.repetition import given_again, same
 from gnatswarm.router.config.user_list import not_enforced, unknown_field
+
+if TYPE_CHECKING:
+    import ssl
+
+T = TypeVar("T", bound=Tls | ClientTls)
 
 # handshake_first "auto": if no ClientHello arrives in this time, send INFO, as nats-server does.
 AUTO_FALLBACK_S = 0.05
@@ -171,49 +177,65 @@ class TlsBlock:
         self.problems.append(Problem(at, what, advice))
 
 
-def with_certificates(tls: Tls, at: Position, problems: list[Problem], notices: list[Problem]) -> Tls:
+def with_certificates(
+    tls: Tls, at: Position, problems: list[Problem], notices: list[Problem], others: str = "clients"
+) -> Tls:
     """The same struct, with the content of the files that it names; errors in them go to `problems`.
 
     A weak certificate is a notice, and so is one that is not valid now, or soon will not be: some clients do not look.
+    `others`: to whom it is presented.
     """
     if not tls.is_on:
         return tls
-    from gnatswarm.shards.boundary.certificates import CertificateError, server_context, validity, weakness, with_files
+    from gnatswarm.shards.boundary.certificates import server_context, with_files
+
+    return _checked(lambda: with_files(tls), server_context, others, at, problems, notices) or tls
+
+
+def with_client_certificates(
+    tls: ClientTls, at: Position, problems: list[Problem], notices: list[Problem]
+) -> ClientTls:
+    """The same of connections to a hub, which may do without a certificate."""
+    from gnatswarm.shards.boundary.certificates import client_context, with_client_files
+
+    def context(read: ClientTls) -> ssl.SSLContext:
+        return client_context(read, is_insecure=read.insecure)
+
+    return _checked(lambda: with_client_files(tls), context, "hubs", at, problems, notices) or tls
+
+
+def _checked(
+    read: Callable[[], T],
+    context_of: Callable[[T], ssl.SSLContext],
+    others: str,
+    at: Position,
+    problems: list[Problem],
+    notices: list[Problem],
+) -> T | None:
+    """What was read; None: it cannot be used."""
+    from gnatswarm.shards.boundary.certificates import CertificateError, validity, weakness
 
     try:
-        tls = with_files(tls)
-        context = server_context(tls)
+        tls = read()
+        context = context_of(tls)
         found = [(pair.cert_file, weakness(context, pair), *validity(pair)) for pair in tls.pairs]
     except CertificateError as error:
-        problems.append(Problem(at, str(error), "clients could not connect"))
-        return tls
+        problems.append(Problem(at, str(error), f"there could be no connections with {others}"))
+        return None
     for file, weak, begin, end in found:
-        _remark(file, weak, begin, end, at, notices)
-    return tls
-
-
-def with_client_certificates(tls: ClientTls, at: Position, problems: list[Problem]) -> ClientTls:
-    """The same of connections to another server: the content of the files, and errors in them."""
-    from gnatswarm.shards.boundary.certificates import CertificateError, client_context, with_client_files
-
-    try:
-        tls = with_client_files(tls)
-        client_context(tls, is_insecure=tls.insecure)
-    except CertificateError as error:
-        problems.append(Problem(at, str(error), "the hub could not be connected to"))
+        if weak:
+            notices.append(Problem(at, f"{file}: {weak}", f"new {others} refuse such certificates: get another one"))
+        _remark(file, begin, end, others, at, notices)
     return tls
 
 
 def _remark(
-    file: str, weak: str, begin: datetime.datetime, end: datetime.datetime, at: Position, notices: list[Problem]
+    file: str, begin: datetime.datetime, end: datetime.datetime, others: str, at: Position, notices: list[Problem]
 ) -> None:
-    if weak:
-        advice = "new clients refuse such certificates: get another one"
-        notices.append(Problem(at, f"{file}: {weak}", advice))
     now = datetime.datetime.now(datetime.UTC)
     if now >= end:
         what = f"the certificate {file} expired on {end:%Y-%m-%d %H:%M} UTC"
-        notices.append(Problem(at, what, "clients that check it cannot connect: renew it, then reload"))
+        notices.append(Problem(at, what, f"{others} that check it refuse it: renew it, then reload"))
     elif now < begin:
         what = f"the certificate {file} is not valid before {begin:%Y-%m-%d %H:%M} UTC"
         notices.append(Problem(at, what, "check this machine's clock"))

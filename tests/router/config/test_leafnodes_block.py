@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +15,7 @@ from gnatswarm.broker.options import ClientTls, LeafNodes, LeafRemote, User
 from gnatswarm.router.config.conf_tree import ConfigError
 from gnatswarm.router.config.flags import parse
 from gnatswarm.router.config.options_build import Built, build
-from tests.support.authority import Authority
+from tests.support.authority import HOUR, Authority
 
 Build = Callable[[str], Built]
 SEED = "SUAAAAICAMCAKBQHBAEQUCYMBUHA6EARCIJRIFIWC4MBSGQ3DQOR4H776Y"
@@ -123,6 +125,24 @@ def test_what_has_no_effect_on_tls_to_a_hub_is_a_notice(built: Build, keys: str,
     notices = built(f"leafnodes {{ remotes [ {{ url: h, tls {{ {keys} }} }} ] }}").options.notices
     assert [one in notice for one, notice in zip(said, notices, strict=True)] == [True] * len(said)
     assert all(":1:39: " in notice for notice in notices)
+
+
+@pytest.mark.parametrize(
+    ("lasts", "said"),
+    [
+        (-HOUR, "expired on 20.*hubs that check it refuse it: renew it, then reload"),
+        (3 * HOUR, "is not valid before 20.*check this machine's clock"),
+        (HOUR / 12, "expires on 20.*renew it, then reload"),
+        (HOUR, ""),
+    ],
+)
+def test_a_certificate_for_a_hub_that_is_not_valid_is_a_notice(
+    built: Build, authority: Authority, lasts: datetime.timedelta, said: str
+) -> None:
+    pair = authority.client(lasts=lasts)
+    notices = built(f"leafnodes {{ remotes [ {{ url: h, tls {{ {pair.lines} }} }} ] }}").options.notices
+    assert len(notices) == bool(said)
+    assert all(re.search(f":1:33: the certificate {pair.cert} {said}", notice) for notice in notices)
 
 
 def test_insecure_suites_stop_the_start_as_those_of_a_port(built: Build, refusals: Callable[[str], list[str]]) -> None:
@@ -303,6 +323,18 @@ def test_a_mistake_has_its_place(refusals: Callable[[str], list[str]], text: str
     found = refusals(text)
     assert any(line.startswith(wanted) for line in found), found
     assert "pw" not in "".join(found)
+
+
+def test_credentials_are_read_from_a_file_alone(refusals: Callable[[str], list[str]], tmp_path: Path) -> None:
+    """A named pipe would be waited for, at the start and at every reload."""
+    os.mkfifo(tmp_path / "pipe")
+    for path, said in (
+        (tmp_path / "pipe", "is a FIFO (named pipe), not a file"),
+        (tmp_path, "is a directory"),
+        ("/dev/zero", "is a character device, not a file"),
+    ):
+        (found,) = refusals(f"leafnodes {{ remotes [ {{ url: h, credentials: '{path}' }} ] }}")
+        assert found.startswith(f"1:33: {path}: {said} — name a .creds file")
 
 
 @pytest.mark.parametrize("is_old_format", [False, True])
