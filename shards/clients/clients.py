@@ -858,6 +858,8 @@ class Clients:
         if options.limits.max_closed_clients != self._limits.max_closed_clients:
             self.closed.set_most(options.limits.max_closed_clients)
         self._allows_fewer |= options.limits.max_connections < self._limits.max_connections
+        if options.websocket.port and options.limits.max_payload_bytes != self._limits.max_payload_bytes:
+            self._allow_frames(options)
         self._limits = options.limits
         self.info = info.for_departure() if self._is_departing else info
         self._forget_info()
@@ -877,6 +879,15 @@ class Clients:
             self._on_reloaded.append(on_done)
         if not self._checks_soon:
             self._check_some()
+
+    def _allow_frames(self, options: Options) -> None:
+        from gnatswarm.shards.sockets.frames import most_frame_bytes
+        from gnatswarm.shards.sockets.layered import LayeredSocket
+
+        most_bytes = most_frame_bytes(options)
+        for session in self.open.values():
+            if isinstance(session.socket, LayeredSocket):
+                session.socket.allow_frames(most_bytes)
 
     def _trace_anew(self, logging: Logging) -> None:
         """Other traces than before, or none any more."""

@@ -460,8 +460,12 @@ def _deflate(frozen: FrozenDeflate) -> PerMessageDeflate:
     )
 
 
+def most_frame_bytes(options: Options) -> int:
+    """How many bytes a client's compressed frame may have, inflated."""
+    return options.limits.max_payload_bytes + FRAME_ROOM_BYTES
+
+
 def frames_factory(options: Options) -> Callable[[FrozenFrames | None], Frames]:
     """A function that makes the WebSocket state of a connection: a new one's (None), or one that moves."""
-    most_bytes = options.limits.max_payload_bytes + FRAME_ROOM_BYTES
-    rules = Rules(options.websocket, most_bytes=most_bytes, is_encrypted=options.websocket.tls.is_on)
+    rules = Rules(options.websocket, most_bytes=most_frame_bytes(options), is_encrypted=options.websocket.tls.is_on)
     return lambda frozen: Frames(rules, frozen)

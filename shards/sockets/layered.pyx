@@ -169,6 +169,11 @@ cdef class LayeredSocket(Socket):
         """Whether the WebSocket frames that come are masked."""
         return self.frames is not None and self.frames.is_masked
 
+    def allow_frames(self, size_t most_bytes):
+        """From now on compressed WebSocket frames of the other end may have so many bytes."""
+        if self.frames is not None:
+            self.frames.allow(most_bytes)
+
     def detach_tls(self) -> DetachedTls:
         """Take the connection with its TLS out of the reactor, as detach(); freeze_behind_tls() has the rest."""
         cdef bytes read = b"".join([data for is_wire, data in self.kept if is_wire]) if self.kept else b""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import struct
 import zlib
 
@@ -419,6 +420,27 @@ async def test_a_compressed_bomb_is_stopped_while_it_is_inflated(open_port):
     assert broker.resident_bytes() - before < 32 << 20
     await bystander.flush()
     bystander.close()
+
+
+@pytest.mark.kinds(*OURS)
+@pytest.mark.parametrize(("before", "after"), [("1KB", "4MB"), ("4MB", "1KB")])
+async def test_a_reload_of_max_payload_holds_for_compressed_frames_of_who_is_connected(open_port, before, after):
+    """3 MB in one frame: by the limit of before it ended the connection, or was inflated for nothing."""
+    broker, port = open_port("compression: true", f"max_payload: {before}\n")
+    client = await connect(port, f"Sec-WebSocket-Extensions: {DEFLATE}")
+    await client.flush()
+    config = configuration("compression: true", f"max_payload: {after}\n")
+    (broker.directory / "broker.conf").write_text(config)
+    broker.send_signal(signal.SIGHUP)
+    await asyncio.to_thread(broker.log.wait_line, "Reloaded server configuration")
+    await client.send(frame(BINARY, deflated(b"PUB a 3000000\r\n" + bytes(3_000_000) + b"\r\nPING\r\n"), reserved=0x40))
+    if after == "4MB":
+        while not client.stream.endswith(b"PONG\r\n"):
+            assert await client.read_frame() >= 0, client.closed
+    else:
+        await client.rest()
+        assert client.closed is not None and client.closed[0] == 1009
+        assert b"-ERR 'Maximum Payload Violation'" not in client.stream
 
 
 @pytest.mark.kinds("gnatswarm-1")
