@@ -194,7 +194,7 @@ def _on_incomplete_statistics(answers: Mapping[str, Rows]) -> Iterator[Advice]:
     if answers["gaps"]:
         lost = sum(row["in_msgs"] for row in answers["gaps"])
         yield Advice(
-            "A shard died: the log says why",
+            "A shard died, or could not write its statistics: the log says why",
             f"{_times(len(answers['gaps']))}; {lost:,} messages are counted without their subject",
         )
     if answers["torn"]:

@@ -62,6 +62,7 @@ class ShardFacts(msgspec.Struct):
     denied_msgs: int = 0  # of in_msgs
     denied_subscriptions: int = 0
     has_headroom: bool = True  # descriptors for more clients
+    unwritten_msgs: int = 0  # of in_msgs: no statistics on disk have them, nor a gap row
 
 
 class Facts(msgspec.Struct):
@@ -101,6 +102,7 @@ class Facts(msgspec.Struct):
     servers_out_msgs: int = 0
     servers_out_bytes: int = 0
     reload_failed_us: int = 0  # when the last reload failed, even in part; 0: it did not, or there was none
+    lost_msgs: int = 0  # in gap rows of the statistics, since this router began
 
     @property
     def accounts(self) -> list[str]:
@@ -195,6 +197,7 @@ def gather(view: BrokerView, meter: Meter, *, http: tuple[str, int], cores: int)
         router_resident_bytes=sum(use.resident_bytes for use in uses.values()),
         cores=cores,
         is_recorded=bool(view.stats_dir),
+        lost_msgs=view.lost_msgs,
         shards=shards,
         cluster_name=cluster_of(view),
         cluster_port=cluster_listeners.port if cluster_listeners is not None else 0,
@@ -229,4 +232,5 @@ _FROM_PAGE = (
     "stale_connections",
     "denied_msgs",
     "denied_subscriptions",
+    "unwritten_msgs",
 )

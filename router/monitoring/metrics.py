@@ -171,6 +171,12 @@ def exposition(
     for name, kind, text, field, unit in _PER_SHARD:
         samples = [({"shard": str(shard.shard)}, getattr(shard, field) * unit) for shard in facts.shards]
         _family(lines, name, kind, text, samples)
+    if facts.is_recorded:
+        text = "Received messages that no file of the statistics has yet."
+        samples = [({"shard": str(shard.shard)}, shard.unwritten_msgs) for shard in facts.shards]
+        _family(lines, "statistics_unwritten_messages", "gauge", text, samples)
+        text = "Received messages of which the statistics have the number alone: their shard ended."
+        _family(lines, "statistics_lost_messages_total", "counter", text, [({}, facts.lost_msgs)])
     text = "Messages that nobody got, up to the end of the last window of the statistics."
     samples = [({"shard": str(shard)}, count) for shard, count in accounts.unwanted_msgs.items()]
     _family(lines, "unwanted_messages_total", "counter", text, samples)

@@ -22,6 +22,7 @@ from gnatswarm.router.config import stats_place
 from gnatswarm.router.listening.inherited import InheritedListeners
 from gnatswarm.router.listening.listener_groups import ListenerGroups
 from gnatswarm.router.listening.listeners import Listeners, ListeningSockets, Ports
+from gnatswarm.router.supervision.gap import Gaps
 from gnatswarm.router.supervision.opening import CannotStart, Opened, most_shards
 from gnatswarm.router.supervision.record import (
     RECORD_VERSION,
@@ -109,6 +110,7 @@ class SupervisedBroker:
         self.placed: list[RuleState] = []  # written by router.supervision.placing
         self.relays: list[SupervisedRelay] = []  # written by router.supervision.relays
         self.most_shards = most_shards(options)
+        self.gaps = Gaps()  # of the statistics
         if left is not None:
             self._take_over(left)
             return
@@ -252,6 +254,11 @@ class SupervisedBroker:
             command=list(self.command),
             relays=[one.record for one in self.relays],
         )
+
+    @property
+    def lost_msgs(self) -> int:
+        """Messages in gap rows of the statistics, since this router began."""
+        return self.gaps.msgs
 
     @property
     def members(self) -> list[SupervisedShard]:

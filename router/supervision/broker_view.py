@@ -103,6 +103,10 @@ class BrokerView(Protocol):
         """The directory of statistics files; "": none are written."""
 
     @property
+    def lost_msgs(self) -> int:
+        """Messages in gap rows of the statistics, since this router began."""
+
+    @property
     def started_at(self) -> float:
         """When it started, on the monotonic clock in seconds."""
 

@@ -1,7 +1,9 @@
-"""The gap row: what a dead shard had counted and none of its windows on disk contains.
+"""Gap rows: what dead shards had counted and none of their windows on disk contains.
 
-It is the shared page's totals minus the sums of the shard's windows on disk; the subjects are lost. A shard that ended
-normally leaves no difference, and no row. Called by the supervisor when a process was reaped.
+Each is the shared page's totals minus the sums of the shard's windows on disk; the subjects are lost. A shard that
+ended normally leaves no difference, and no row, unless its disk was full. What cannot be written is kept, one row for
+each shard, and tried again: until then nothing on the disk says what is missing. Called by the supervisor when a
+process was reaped, and again and again.
 """
 
 from __future__ import annotations
@@ -12,44 +14,134 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from gnatswarm.router.supervision.shard_process import ShardProcess
     from gnatswarm.shards.boundary.page import Page
     from gnatswarm.shards.boundary.records import GapRecord
 
 log = logging.getLogger("gnatswarm.stats")
 
+# A disk that is full stays so for minutes, mostly.
+RETRY_S = 5.0
+_COUNTS = ("in_msgs", "in_bytes", "out_msgs", "out_bytes", "link_out_msgs", "link_in_msgs")
 
-def note_gap(page: Page, process: ShardProcess, server_id: str, directory: str, reason: str) -> threading.Thread | None:
-    """Write the row in a thread, because a disk may be slow. None: nothing is missing, or no row can be written."""
-    until_us, missing = page.unrecorded(process.shard)
-    if not any(missing):
-        return None
-    start_us = max(until_us, process.booted_us)
-    names = ("in_msgs", "in_bytes", "out_msgs", "out_bytes", "link_out_msgs", "link_in_msgs")
-    try:
-        from gnatswarm.shards.boundary import records  # rarely needed
-    except OSError as error:  # no descriptors
-        log.error("Statistics: no gap row for shard %d: %s", process.shard, error.strerror)
-        return None
 
-    row = records.GapRecord(
-        version=records.RECORDS_VERSION,
-        broker=server_id,
-        boot=process.boot_id,
-        shard=process.shard,
-        file=0,
-        window_start_us=start_us,
-        window_us=max(0, time.time_ns() // 1000 - start_us),
-        reason=reason,
-        **dict(zip(names, missing, strict=True)),
-    )
-    thread = threading.Thread(target=_write, args=(directory, row), name="gap row")
-    try:
-        thread.start()
-    except RuntimeError as error:  # there may be no more threads
-        log.error("Statistics: no gap row for shard %d: %s", process.shard, error)
-        return None
-    return thread
+class Gaps:
+    """Those of one broker. `msgs`: what clients had published, in all of them, since this router began."""
+
+    def __init__(self) -> None:
+        self.msgs = 0
+        self._waiting: dict[int, GapRecord] = {}  # by shard
+        self._late: set[int] = set()  # shards of which the log says that their row could not be written
+        self._writing: _Writing | None = None
+        self._next_at = 0.0
+
+    def note(self, page: Page, process: ShardProcess, server_id: str, directory: str, reason: str) -> None:
+        """This process has ended. The row is written in a thread, because a disk may be slow."""
+        until_us, missing = page.unrecorded(process.shard)
+        if not any(missing):
+            return
+        self.msgs += missing[0]
+        start_us = max(until_us, process.booted_us)
+        try:
+            from gnatswarm.shards.boundary import records  # rarely needed
+        except OSError as error:  # no descriptors
+            log.error("Statistics: no gap row for shard %d: %s", process.shard, error.strerror)
+            return
+        row = records.GapRecord(
+            version=records.RECORDS_VERSION,
+            broker=server_id,
+            boot=process.boot_id,
+            shard=process.shard,
+            file=0,
+            window_start_us=start_us,
+            window_us=max(0, time.time_ns() // 1000 - start_us),
+            reason=reason,
+            **dict(zip(_COUNTS, missing, strict=True)),
+        )
+        self._keep(row)
+        self.write(directory, is_urgent=True)
+
+    def write(self, directory: str, *, is_urgent: bool = False) -> None:
+        """Write what waits, unless a thread does; what could not be written only after RETRY_S, or if it is urgent."""
+        if self._writing is not None:
+            if self._writing.thread.is_alive():
+                return
+            done, self._writing = self._writing, None
+            self._take_back(done)
+        if not self._waiting or (time.monotonic() < self._next_at and not is_urgent):
+            return
+        writing = _Writing(directory, list(self._waiting.values()))
+        try:
+            writing.thread.start()
+        except RuntimeError as error:  # there may be no more threads
+            self._next_at = time.monotonic() + RETRY_S
+            self._say_late(self._waiting, str(error))
+            return
+        self._waiting.clear()
+        self._writing = writing
+
+    def close(self, directory: str) -> None:
+        """This router ends: write what waits, or have the log tell what could not be written."""
+        for _ in range(2):  # (what came while a thread wrote has not been tried yet)
+            self.write(directory, is_urgent=True)
+            if self._writing is not None:
+                self._writing.thread.join()
+        if self._writing is not None:
+            self._take_back(self._writing)
+        for shard, row in self._waiting.items():
+            log.error("Statistics: no gap row for shard %d: %d messages are in no statistics", shard, row.in_msgs)
+
+    def _keep(self, row: GapRecord) -> None:
+        """Rows of one shard become one: the disk may be full for days."""
+        import msgspec
+
+        before = self._waiting.get(row.shard)
+        if before is not None:
+            end_us = max(one.window_start_us + one.window_us for one in (before, row))
+            start_us = min(before.window_start_us, row.window_start_us)
+            sums = {name: getattr(before, name) + getattr(row, name) for name in _COUNTS}
+            row = msgspec.structs.replace(row, window_start_us=start_us, window_us=end_us - start_us, **sums)
+        self._waiting[row.shard] = row
+
+    def _take_back(self, done: _Writing) -> None:
+        for row, why in done.failed:
+            newer = self._waiting.pop(row.shard, None)
+            self._keep(row)
+            if newer is not None:
+                self._keep(newer)
+            self._say_late((row.shard,), why)
+            self._next_at = time.monotonic() + RETRY_S
+        for shard in sorted(self._late & done.written):
+            self._late.discard(shard)
+            log.info("Statistics: the gap row for shard %d is written", shard)
+
+    def _say_late(self, shards: Iterable[int], why: str) -> None:
+        for shard in shards:
+            if shard not in self._late:
+                self._late.add(shard)
+                log.error("Statistics: no gap row for shard %d: %s; it is tried again", shard, why)
+
+
+class _Writing:
+    """One attempt to write some rows, in a thread; what came of it may be read when that has ended."""
+
+    def __init__(self, directory: str, rows: list[GapRecord]) -> None:
+        self.failed: list[tuple[GapRecord, str]] = []
+        self.written: set[int] = set()  # shards
+        self._directory = directory
+        self._rows = rows
+        self.thread = threading.Thread(target=self._run, name="gap row")
+
+    def _run(self) -> None:
+        for row in self._rows:
+            try:
+                _write(self._directory, row)
+            except OSError as error:
+                self.failed.append((row, error.strerror or str(error)))
+            else:
+                self.written.add(row.shard)
 
 
 def _write(directory: str, row: GapRecord) -> None:
@@ -58,12 +150,14 @@ def _write(directory: str, row: GapRecord) -> None:
     from gnatswarm.shards.boundary import statfile
 
     name = statfile.file_name(row.broker, f"{row.shard:02d}-gap", row.boot, 0)
+    statfile.adopt_orphans(directory)  # finish its last file, even if the shard is not restarted
+    file = statfile.StatFile(directory, name, row.window_start_us)
     try:
-        statfile.adopt_orphans(directory)  # finish its last file, even if the shard is not restarted
-        file = statfile.StatFile(directory, name, row.window_start_us)
-        try:
-            file.append([msgspec.json.encode(row) + b"\n"])
-        finally:
-            file.finish()
-    except OSError as error:
-        log.error("Statistics: no gap row for shard %d: %s", row.shard, error.strerror)
+        file.append([msgspec.json.encode(row) + b"\n"])
+    except OSError:
+        file.finish()  # removes it
+        raise
+    try:
+        file.finish()
+    except OSError as error:  # it is there, and whoever writes next finishes it
+        log.error("Statistics: the gap row for shard %d is not finished: %s", row.shard, error.strerror)

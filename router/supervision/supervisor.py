@@ -14,7 +14,7 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from gnatswarm.router.supervision import descriptors, gap, supervision
+from gnatswarm.router.supervision import descriptors, supervision
 from gnatswarm.router.supervision.broker import SupervisedBroker, SupervisedShard
 from gnatswarm.router.supervision.opening import CannotStart, why_most
 from gnatswarm.router.supervision.relays import RelayKeeping
@@ -185,6 +185,7 @@ class Supervisor:
                 self._forget(shard)
         if self._handoff is not None:
             self._handoff.close()
+        self._broker.gaps.close(self._broker.stats_dir)
         self._broker.close()
 
     # ---- events in ----
@@ -259,6 +260,7 @@ class Supervisor:
         self._broker.page.settle_connections()
         logs.rotate_when_full()
         self._relays.on_tick()
+        self._broker.gaps.write(self._broker.stats_dir)
         self._mend()
         self._broker.holdings.catch_up()
         self._hold()
@@ -408,7 +410,7 @@ class Supervisor:
         if self._relays.of(process) is None:
             process.close()
         if self._broker.stats_dir:
-            gap.note_gap(
+            self._broker.gaps.note(
                 self._broker.page, process, self._broker.server_id, self._broker.stats_dir, shard.state.last_reason
             )
         gone = self._broker.page.forget_connections(shard.number)

@@ -343,6 +343,7 @@ cdef class Page:
             "stale_connections": slot.stale_connections,
             "denied_msgs": slot.denied_msgs,
             "denied_subscriptions": slot.denied_subscriptions,
+            "unwritten_msgs": max(0, <int64_t> (slot.in_msgs - slot.recorded[0])),   # (a window's are noted at once)
         }
 
     @property

@@ -38,7 +38,7 @@ SPREAD = "Spread the work"
 MORE_SHARDS = "More shards: 2 or more"
 SLOW = "reader reads too slowly for flood: add readers, or a queue group"
 OWN_CORES = "Give the broker its own cores"
-DIED = "A shard died: the log says why"
+DIED = "A shard died, or could not write its statistics: the log says why"
 INCOMPLETE = "Some windows are incomplete"
 
 WORKERS = 8

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import subprocess
 from collections import Counter
@@ -14,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from gnatswarm.router.commands.operator_commands import exchange, find
+from gnatswarm.router.supervision.operator_socket import RestartRequest
 from tests.support import swarm
 from tests.support.pages import Pages
 from tests.support.servers import Broker, session_pids, wait_until
@@ -344,6 +347,43 @@ async def test_a_disk_that_is_full_pauses_statistics_until_there_is_room(
         broker.stop()
         assert broker.log.text.count("Statistics pause") == 1
         assert_true(rows(place / "stats"), workload.truth)
+    finally:
+        await asyncio.to_thread(subprocess.run, ["umount", "--lazy", str(place)], check=True)
+
+
+@pytest.mark.kinds("gnatswarm-2")
+async def test_what_shards_cannot_write_that_are_replaced_while_the_disk_is_full_is_told(
+    start_broker: Start, cluster_of: Of, tmp_path: Path
+):
+    """The metrics tell it at once, and the statistics when there is room again."""
+    place, filler = tmp_path / "small", tmp_path / "small" / "filler"
+    place.mkdir()
+    if not await asyncio.to_thread(mounted, place):
+        pytest.skip("no right to mount a file system here")
+    try:
+        broker = start_broker(args=[*stats_in(place / "stats", "100ms"), "-m", "-1"])
+        pages = Pages.of(broker)
+        workload = await Workload.on(cluster_of(broker))
+        await workload.publish()
+        await asyncio.to_thread(wait_until, lambda: bool(rows(place / "stats", hidden=True)))
+        with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while file.write(bytes(4096)):
+                pass
+        await asyncio.to_thread(broker.log.wait_line, "Statistics pause: cannot write to .*: No space left on device")
+        await workload.publish(2)
+        msgs = sum(shard["in_msgs"] for shard in pages.json("/shardz?links=0")["shards"])
+        unwritten = re.findall(r"^gnatswarm_statistics_unwritten_messages{.*} (\d+)", pages.get("/metrics").text, re.M)
+        assert 0 < sum(map(int, unwritten)) <= msgs
+        reply = await asyncio.to_thread(exchange, find(broker.pid, broker.port), RestartRequest(), 30.0)
+        assert reply.text.startswith("2 shards restarted"), reply.error
+        await asyncio.to_thread(
+            broker.log.wait_line, "no gap row for shard 1: No space left on device; it is tried again"
+        )
+        (lost,) = re.findall(r"^gnatswarm_statistics_lost_messages_total (\d+)", pages.get("/metrics").text, re.M)
+        filler.unlink()
+        broker.stop()
+        gap = assert_true_with_gaps(rows(place / "stats"), workload.truth)
+        assert gap["in_msgs"] == int(lost) > 0
     finally:
         await asyncio.to_thread(subprocess.run, ["umount", "--lazy", str(place)], check=True)
 

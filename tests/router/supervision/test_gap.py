@@ -1,26 +1,78 @@
-"""The gap row is the least of what is to be done about a dead shard."""
+"""Gap rows: the least of what is to be done about a dead shard, and never nothing."""
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from gnatswarm.router.supervision import gap
+from gnatswarm.router.supervision.gap import Gaps
+from gnatswarm.shards.boundary import statfile
+from tests.support.servers import wait_until
+from tests.support.statistics import rows
 
 
-def test_a_row_for_which_there_is_no_thread_is_lost_and_the_log_says_so(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def note(gaps: Gaps, directory: Path | str, shard: int = 3, msgs: int = 1, boot: str = "b", until_us: int = 0) -> None:
+    page: Any = SimpleNamespace(unrecorded=lambda shard: (until_us, (msgs, msgs, 0, 0, 0, 0)))
+    process: Any = SimpleNamespace(shard=shard, boot_id=boot, booted_us=1)
+    gaps.note(page, process, "server", str(directory), "killed")
+
+
+def test_a_row_for_which_there_is_no_thread_waits_and_the_log_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ):
     def start(_thread: object) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(threading.Thread, "start", start)
-    page: Any = SimpleNamespace(unrecorded=lambda shard: (0, (1, 1, 0, 0, 0, 0)))
-    process: Any = SimpleNamespace(shard=3, boot_id="b", booted_us=1)
-    assert gap.note_gap(page, process, "server", "/dev/null/no-directory", "killed") is None
+    gaps = Gaps()
+    with monkeypatch.context() as broken:
+        broken.setattr(threading.Thread, "start", start)
+        note(gaps, tmp_path)
+        gaps.write(str(tmp_path), is_urgent=True)
     assert [record.getMessage() for record in caplog.records] == [
-        "Statistics: no gap row for shard 3: can't start new thread"
+        "Statistics: no gap row for shard 3: can't start new thread; it is tried again"
     ]
+    gaps.close(str(tmp_path))
+    assert [(row["kind"], row["shard"], row["in_msgs"]) for row in rows(tmp_path)] == [("gap", 3, 1)]
+
+
+def test_what_a_full_disk_refuses_is_written_when_there_is_room_one_row_for_each_shard(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+):
+    def refuse(_file: object, _blocks: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(gap, "RETRY_S", 0.0)
+    gaps = Gaps()
+    with monkeypatch.context() as full:
+        full.setattr(statfile.StatFile, "append", refuse)
+        note(gaps, tmp_path, msgs=5, boot="first", until_us=2_000_000)
+        note(gaps, tmp_path, shard=1, msgs=7)
+        for _ in range(2):  # again and again: the log says it once
+            wait_until(lambda: [None for t in threading.enumerate() if t.name == "gap row"] == [])
+            gaps.write(str(tmp_path))
+        note(gaps, tmp_path, msgs=3, boot="second", until_us=9_000_000)
+        wait_until(lambda: [None for t in threading.enumerate() if t.name == "gap row"] == [])
+        gaps.write(str(tmp_path))
+        wait_until(lambda: [None for t in threading.enumerate() if t.name == "gap row"] == [])
+    assert rows(tmp_path, hidden=True) == [] and gaps.msgs == 15
+    assert sorted(record.getMessage() for record in caplog.records) == [
+        f"Statistics: no gap row for shard {shard}: No space left on device; it is tried again" for shard in (1, 3)
+    ]
+    gaps.close(str(tmp_path))
+    found = {row["shard"]: row for row in rows(tmp_path)}
+    assert {shard: (row["in_msgs"], row["in_bytes"]) for shard, row in found.items()} == {1: (7, 7), 3: (8, 8)}
+    assert found[3]["boot"] == "second" and found[3]["window_start_us"] == 2_000_000
+
+
+def test_what_could_not_be_written_at_all_is_told_at_the_end(caplog: pytest.LogCaptureFixture):
+    gaps = Gaps()
+    note(gaps, "/dev/null/no-directory", msgs=5)
+    gaps.close("/dev/null/no-directory")
+    assert caplog.records[-1].getMessage() == "Statistics: no gap row for shard 3: 5 messages are in no statistics"
