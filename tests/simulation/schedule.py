@@ -267,6 +267,10 @@ SHARE_SPREAD = 0.5
 # … and what comes from one of them goes to the others in other accounts, as in nats-server 2.15: of those worlds.
 BY_ACCOUNT = "by-account"
 SHARE_BY_ACCOUNT = 0.6
+# One or two leaf nodes more, most of all leaf nodes of one cluster, each with rights of its own: drawn apart, of worlds
+# with other servers.
+POOLED = "pooled"
+SHARE_POOLED = 0.4
 # The gateway is replaced in order, or members elsewhere leave with messages on their way: drawn apart, of worlds with
 # other servers.
 OUTSIDE = (
@@ -333,7 +337,7 @@ PATTERN_STEPS = (
 # Words of worlds that the counts by kind do not tell apart.
 APART = (
     *(ANEW, BOUNDS, BRIEF, BY_ACCOUNT, DIRECT, EAGER, GRADUAL, GROWS, LASTING, LIMITED, LOCAL),
-    *(MODEST, NO_ECHO, PARTIAL, RESET, SPREAD, TRACED, UPWARD, VERBOSE),
+    *(MODEST, NO_ECHO, PARTIAL, POOLED, RESET, SPREAD, TRACED, UPWARD, VERBOSE),
 )
 MOST_STEPS = 300
 # Faults: most schedules have only some of them, or none.
@@ -350,6 +354,7 @@ FEATURES = {
 LATER_FEATURES = {"chunked": 0.3, "weighted": 0.4, "reloads": 0.4}
 MOST_RELOADS = 8
 MOST_SHARDS_HERE = 6
+MOST_SERVERS = 6
 
 
 class Step(NamedTuple):
@@ -439,6 +444,8 @@ def drawn(seed: int) -> Schedule:
             schedule = with_leaves_by_account(seed, schedule)
     elif schedule.has("servers"):
         schedule = with_own_steps(seed, schedule, UPWARD, SHARE_UPWARD, ("there", "over", "settle"))
+    if schedule.has("servers"):
+        schedule = with_pool(seed, schedule)
     schedule = with_own_steps(seed, schedule, EAGER, SHARE_EAGER, ("come", "come", "come", "rush", "go"))
     if not schedule.has("slow"):
         schedule = with_own_steps(seed, schedule, PARTIAL, SHARE_PARTIAL, PARTIAL_STEPS)
@@ -499,16 +506,32 @@ def with_leaves_by_account(seed: int, schedule: Schedule) -> Schedule:
     rng = random.Random(f"{BY_ACCOUNT} {seed}")
     if rng.random() >= SHARE_BY_ACCOUNT:
         return schedule
+    return with_users_there(rng, schedule, BY_ACCOUNT, 4)
+
+
+def with_pool(seed: int, schedule: Schedule) -> Schedule:
+    """The same schedule; in some worlds with POOLED, and other servers that subscribe and then publish."""
+    rng = random.Random(f"{POOLED} {seed}")
+    if rng.random() >= SHARE_POOLED:
+        return schedule
+    for _ in range(rng.randrange(3)):
+        schedule = with_users_there(rng, schedule, "", MOST_SERVERS)
+    return with_users_there(rng, schedule, POOLED, MOST_SERVERS)
+
+
+def with_users_there(rng: random.Random, schedule: Schedule, word: str, most: int) -> Schedule:
+    """The same with this word, and with other servers that connect, subscribe and then publish."""
 
     def there(of: Sequence[int]) -> list[Step]:
         return [drawn_step(rng, "there")._replace(which=rng.choice(of)) for _ in range(10)]
 
     settle = drawn_step(rng, "settle")
-    dialled = [drawn_step(rng, "dial")._replace(who=who) for who in range(4)]
+    dialled = [drawn_step(rng, "dial")._replace(who=who) for who in range(most)]
     steps = list(schedule.steps)
     at = rng.randrange(len(steps) + 1)
     steps[at:at] = [*dialled, *there((0, 1, 2, 3)), settle, *there((8, 9, 10)), settle]
-    return replace(schedule, steps=tuple(steps), features=(*schedule.features, BY_ACCOUNT))
+    features = (*schedule.features, word) if word else schedule.features
+    return replace(schedule, steps=tuple(steps), features=features)
 
 
 def with_growth(seed: int, schedule: Schedule) -> Schedule:

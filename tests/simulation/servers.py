@@ -26,7 +26,7 @@ from gnatswarm.broker.permissions import Permissions
 from gnatswarm.broker.serverlink import ServerLink
 from gnatswarm.shards.gateway.leaving import Leaving
 from tests.simulation.history import NEVER, Message, Subscription
-from tests.simulation.schedule import BY_ACCOUNT, GROWS, SPREAD, TRACED, UPWARD
+from tests.simulation.schedule import BY_ACCOUNT, GROWS, MOST_SERVERS, POOLED, SPREAD, TRACED, UPWARD
 from tests.simulation.tenants import LATE_ACCOUNT, RIGHTS, View, covers, is_kept_out, matches, may_publish
 from tests.simulation.traces import header_from_outside, lines_of
 
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 OWN_ID = "NOURBROKER00"  # twelve letters, as QMSG has of each server's id
 QUEUES = ("q", "r")  # and, in some worlds, a long one
 LEAF_RIGHTS = (0, 0, 1, 2)
+SHARE_IN_ONE = 0.6  # of worlds with POOLED: all leaf nodes are of one account
 FIRST_USER = 1000  # numbers of clients from here on are users of other servers
 KINDS = ("route", "route", "leaf", "leaf")
 FENCE_TIMEOUT_S = 0.5
@@ -339,6 +340,7 @@ class Server:
         *,
         takes_only_queues: bool,
         is_spread: bool,
+        is_pooled: bool,
     ) -> None:
         self.servers = servers
         self.number = FIRST_USER + number
@@ -347,8 +349,12 @@ class Server:
         self.rights = 0  # of a leaf node, by number: it keeps to them itself
         self.says = rng.choice((NO_LNOC, LNOC, LNOCU, LNOCU)) if kind == "route" else NO_LNOC
         # The cluster of leaf nodes that it is of; of a member, that its user is at a leaf node of it there.
-        origins = ("",) if kind == "route" and self.says == NO_LNOC else ("", "pond", "pond", "lake")
-        if account != GLOBAL_ACCOUNT and not (is_spread and (kind == "leaf" or account == "A")):
+        origins: tuple[str, ...] = ("",)
+        if kind != "route" or self.says != NO_LNOC:
+            origins = ("", "pond", "pond", "lake")
+        if is_pooled and kind == "leaf":
+            origins = ("pond", "pond", "pond", "lake", "")
+        elif account != GLOBAL_ACCOUNT and not (is_spread and (kind == "leaf" or account == "A")):
             origins = ("",)  # (what a member tells of streams that a leaf node of its imports is not here)
         elif servers.swarm.is_by_account and len(origins) > 1:
             origins = ("pond", "pond", "pond", "lake")
@@ -555,7 +561,9 @@ class Server:
         members = [
             sub
             for one in near
-            if self.reaches(one, account) and (seen := one.seen_as(account, subject))
+            if self.reaches(one, account)
+            and (seen := one.seen_as(account, subject))
+            and not is_kept_out(one.rights, seen)
             for sub in one.wants
             if sub.queue == queue and matches(sub.pattern, seen)
         ]
@@ -645,6 +653,7 @@ class Server:
                 came_from.kind == self.kind == "leaf" and self.origin == of_leaf != ""
             )
         self.servers.seen[f"message to a {self.kind}"] += 1
+        self.servers.seen["queue message to a leaf node with rights"] += bool(queues) and self.rights > 0
         self.servers.seen["queue message to another server"] += bool(queues)
         self.frames += 1
         for sub in self.wants:
@@ -660,7 +669,9 @@ class Server:
         for queue in queues:
             members = [one for one in self.wants if one.queue == queue and matches(one.pattern, seen)]
             if members:
-                self.servers.got(members[self.frames % len(members)], number)
+                member = members[self.frames % len(members)]
+                if not (self.number in message.near and message.is_of_leaf and number in member.got):
+                    self.servers.got(member, number)  # (else it came here without us, as it was before it was mapped)
             elif self.kind == "route" and self.takes_only_queues:
                 self.send_on(message, account, subject, queue, body, header_size, f"{been},{whose}".strip(","))
         if reply:
@@ -714,11 +725,19 @@ class Servers:
         kinds = self.rng.sample(KINDS, self.rng.randint(1, 4))
         if has(BY_ACCOUNT) and kinds.count("leaf") < 2:
             kinds = ["leaf", "leaf"]
+        pool = Random(f"pool {seed}")
+        if has(POOLED):
+            kinds = [*kinds, *["leaf"] * pool.randint(1, 2)]
+            assert len(kinds) <= MOST_SERVERS
         origins = Random(f"origins {seed}")
         whose = Random(f"accounts {seed}").choices(self.tenants.accounts, k=len(kinds))
         if has(BY_ACCOUNT):  # (B and C import what A publishes)
             accounts = Random(f"leaf nodes' accounts {seed}").sample(("A", "B", "C"), 3)
+            accounts = [*pool.choices(accounts, k=MOST_SERVERS), *accounts]
             whose = [accounts.pop() if kind == "leaf" else one for kind, one in zip(kinds, whose, strict=True)]
+        elif has(POOLED) and pool.random() < SHARE_IN_ONE:
+            one = whose[-1]
+            whose = [one if kind == "leaf" else other for kind, other in zip(kinds, whose, strict=True)]
         if has(UPWARD) and "leaf" in kinds:
             kinds[kinds.index("leaf")] = "hub"
         if has(GROWS) and "route" in kinds:
@@ -726,7 +745,16 @@ class Servers:
         self.dice = Random(f"sent on {seed}")
         self.rest_dice = Random(f"rests {seed}")
         self.all = [
-            Server(self, n, kind, origins, account, takes_only_queues=self.dice.random() < 0.6, is_spread=has(SPREAD))
+            Server(
+                self,
+                n,
+                kind,
+                origins,
+                account,
+                takes_only_queues=self.dice.random() < 0.6,
+                is_spread=has(SPREAD),
+                is_pooled=has(POOLED),
+            )
             for n, (kind, account) in enumerate(zip(kinds, whose, strict=True))
         ]
         self.unsettled = 0  # messages from here on may not have arrived everywhere
@@ -736,10 +764,10 @@ class Servers:
         self.has_server_gone = False  # likewise: others may not know yet what nobody wants any more
         rights = Random(f"rights {seed}")
         for server in self.all:
+            if server.kind == "leaf" and (has(POOLED) or server.account != GLOBAL_ACCOUNT):
+                server.rights = rights.choice(LEAF_RIGHTS)
+                self.history.rights[server.number] = [(0, server.rights)]
             if server.account != GLOBAL_ACCOUNT:
-                if server.kind == "leaf":
-                    server.rights = rights.choice(LEAF_RIGHTS)
-                    self.history.rights[server.number] = [(0, server.rights)]
                 self.subscribe(server, f"_INBOX.{server.number}.*", "")
 
     def server_of(self, message: Message) -> Server | None:
@@ -805,6 +833,9 @@ class Servers:
             self.seen["leaf nodes' cluster of several accounts"] += any(
                 one.origin == server.origin != "" for one in others
             )
+            same = [one for one in self.all if one is not server and one.door is not None and one.kind == server.kind]
+            is_one_of_several = any((one.origin, one.account) == (server.origin, server.account) for one in same)
+            self.seen["leaf nodes' cluster of several servers"] += is_one_of_several and server.origin != ""
 
     def hang_up(self, server: Server) -> None:
         """Its connection ends: nobody knows any more what is wanted on the other side."""
@@ -1022,9 +1053,10 @@ class Servers:
             self.seen["message from another server that asks for a trace"] += 1
         body = message.header + (b"%d" % message.number).ljust(size)
         frames = server.frames_of(message)
-        if server.kind != "route":  # (the choice in other accounts is ours)
+        if server.kind != "route":  # (the choice in other accounts is ours, and of what it is mapped to)
             message.is_of_leaf = True
-            others = [view for view in self.tenants.views(server.account, subject) if view.is_across]
+            is_mapped = self.tenants.mapped(server.account, subject) != (subject,)
+            others = [view for view in self.tenants.views(server.account, subject) if view.is_across or is_mapped]
             groups = {*QUEUES, *(sub.queue for sub in self.subscriptions if sub.queue)}
             message.named |= {(view.account, queue) for view in others for queue in groups}
         for view in frames:
@@ -1073,7 +1105,9 @@ class Servers:
             message.named |= {(account, queue)}
             via = self.dice.choice([one for one in near if one.door is not None] or [server])
             is_asked = via is not server and via.kind == "route" and via.takes_only_queues and self.dice.random() < 0.3
-            if is_asked and via.knows_group(account, subject, queue):  # (members hear nothing of hubs)
+            is_own = server.kind == "route" or self.tenants.mapped(account, subject) == (subject,)
+            # (A member maps what comes from a leaf node, so it sends nothing on under its name there.)
+            if is_asked and is_own and via.knows_group(account, subject, queue):  # (members hear nothing of hubs)
                 self.seen["queue message sent on by another server"] += 1
                 message.sent_on |= {(account, queue)}
                 via.send_only_queue(account, subject, queue, body, header_size=len(message.header))

@@ -2035,11 +2035,6 @@ class World:
     def publish_there(self, server: Server, subject: str, *, wants_answer: bool) -> None:
         """Publish at another server, perhaps a request."""
         assert self.servers is not None
-        if server.kind != "route" and server.account == "A" and subject == self.tenants.mapping[0]:
-            wanted = (subject, *self.tenants.mapped("A", subject))
-            near = [sub for one in self.servers.all if one.is_near(server) for sub in one.wants]
-            if any(matches(sub.pattern, one) for sub in near for one in wanted):
-                return  # (its own server maps nothing, nor do those of its cluster)
         self.servers.publish(server, subject, wants_answer=wants_answer and len(self.tenants.accounts) > 1)
 
     def do_reach(self, step: Step) -> None:
