@@ -58,7 +58,7 @@ _count_options = msgspec.json.Decoder(CountOptions)
 
 
 def _check_client_named(what: str, body: bytes) -> None:
-    """Unasked: this body does not say which client KICK or LDM is about, and nats-server only writes that to its log."""
+    """Unasked: this body does not say which client KICK or LDM is about. nats-server only writes that to its log."""
     try:
         request_options(what, body, says_who=False)
     except BadOptions:
