@@ -97,17 +97,21 @@ _STRUCTS: dict[str, tuple[str, dict[str, str]]] = {
     "STATSZ": ("StatszEventOptions", {}),
     "STATZ": ("AccountStatzEventOptions", {"accounts": TEXTS, "include_unused": FLAG}),
     "INFO": ("AccInfoEventOptions", {}),
-    "KICK": ("KickClientReq", {"cid": UNSIGNED}),
-    "LDM": ("LDMClientReq", {"cid": UNSIGNED}),
+    # (whom these two are about it reads by itself, and does not answer what cannot be read)
+    "KICK": ("EventFilterOptions", {"cid": UNSIGNED}),
+    "LDM": ("EventFilterOptions", {"cid": UNSIGNED}),
     "RELOAD": ("EventFilterOptions", {}),
     "CONNS": ("accNumConnsReq", {"acc": TEXT}),
 }
 _OURS = frozenset(RequestOptions.__struct_fields__)
 
 
-def request_options(what: str, body: bytes) -> RequestOptions:
-    """The options of a request of this kind (SHARDZ and others that nats-server does not have: as VARZ). BadOptions."""
-    if not body.strip():
+def request_options(what: str, body: bytes, *, says_who: bool = True) -> RequestOptions:
+    """The options of a request of this kind (SHARDZ and others that nats-server does not have: as VARZ). BadOptions.
+
+    Without `says_who` the keys that say which servers shall answer are ignored.
+    """
+    if not body:
         return RequestOptions()
     try:
         text = body.decode("utf-8", "replace")
@@ -123,7 +127,7 @@ def request_options(what: str, body: bytes) -> RequestOptions:
         return RequestOptions()
     if not isinstance(found, dict):
         raise BadOptions(f"json: cannot unmarshal {_kind(found)} into Go value of type server.{name}")
-    types = _FILTER | own
+    types = _FILTER | own if says_who else own
     values: dict[str, Any] = {}
     for key, value in found.items():
         field = key if key in types else key.lower()

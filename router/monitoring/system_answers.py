@@ -57,6 +57,16 @@ class Unasked(Exception):
 _count_options = msgspec.json.Decoder(CountOptions)
 
 
+def _check_client_named(what: str, body: bytes) -> None:
+    """Unasked: this body does not say which client KICK or LDM is about. nats-server only writes that to its log."""
+    try:
+        request_options(what, body, says_who=False)
+    except BadOptions:
+        raise Unasked from None
+    if not body:
+        raise Unasked
+
+
 def _subs(asked: RequestOptions) -> str | int:
     """How to show subscriptions, as in the query of a page."""
     return "detail" if asked.subscriptions_detail else int(asked.subscriptions)
@@ -109,6 +119,8 @@ class SystemAnswers:
         words = subject.split(".")[2:]  # behind $SYS.REQ
         if words[:1] == ["SERVER"] and words[2:] == ["IDZ"] and self._is_like_newer:  # for all, whatever it says
             body = b""
+        if words[-1:] in (["KICK"], ["LDM"]):
+            _check_client_named(words[-1], body)
         is_for_all = words[-1:] == ["CONNS"]  # whichever servers its body names, but that is not malformed: as there
         try:
             asked = request_options(words[-1] if words[1:] != ["PING"] else "STATSZ", body)
@@ -259,7 +271,7 @@ class SystemAnswers:
         with_leaves = self._is_like_newer and is_kicked
         unknown = BadQuery("no such client or leafnode id" if with_leaves else "no such client id")
         if asked.cid <= 0:
-            raise unknown if self._is_like_newer else BadQuery("cid is missing: which client is meant")
+            raise unknown
         query = rows.ClientQuery(asked.cid, is_kicked)
 
         told: list[rows.ClientPart] = []

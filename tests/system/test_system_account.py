@@ -679,9 +679,19 @@ async def test_a_client_is_kicked_wherever_it_is(cluster):
         assert (await ask(asker, server + ".KICK", body))["error"]["code"] == 500
     if not cluster.broker.kind.is_oracle:  # it does not answer these
         assert (await ask(asker, server + ".KICK", {"cid": 2**63 - 1}))["error"]["code"] == 500
-        for wrong in (b'{"cid": -1}', b'{"cid": "1"}'):
-            assert (await ask(asker, server + ".KICK", wrong))["error"]["code"] == 400
     assert await ask(asker, "$SYS.REQ.SERVER.PING.KICK", {"cid": asker.info["client_id"]}) is None
+
+
+@LATER
+@pytest.mark.parametrize("what", ["KICK", "LDM"])
+async def test_a_command_that_says_of_no_client_is_not_answered(cluster, what):
+    asker = await cluster.client_on(0, said("s"))
+    subject = f"$SYS.REQ.SERVER.{asker.info['server_id']}.{what}"
+    for wrong in (b"", b" ", b"x", b"[]", b'{"cid": -1}', b'{"cid": "1"}', b'{"server_name": 7, "cid": true}'):
+        assert await is_silent(asker, subject, wrong), wrong
+    error = (await ask(asker, subject, {"server_name": 7, "cid": 99}))["error"]
+    assert error["code"] == 400
+    assert error["description"].endswith("struct field EventFilterOptions.server_name of type string")
 
 
 @LATER

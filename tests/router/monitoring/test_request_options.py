@@ -11,7 +11,6 @@ from gnatswarm.router.monitoring.request_options import BadOptions, RequestOptio
     ("what", "body", "options"),
     [
         ("CONNZ", b"", RequestOptions()),
-        ("CONNZ", b" \n", RequestOptions()),
         ("CONNZ", b"null", RequestOptions()),
         ("CONNZ", b'{"cid": null, "tags": [null, "a"]}', RequestOptions(tags=("", "a"))),
         ("CONNZ", b'{"CID": 5, "Sort": "subs", "auth": true}', RequestOptions(cid=5, sort="subs", auth=True)),
@@ -61,7 +60,8 @@ def test_a_wrong_type_is_told_as_there(what: str, body: bytes, why: str) -> None
 
 
 @pytest.mark.parametrize(
-    "body", [b"{", b"x", b'{"cid": 1} x', b"\xff", b"\xef\xbb\xbf{}", b'{"limit": NaN}', b'{"x":' + b"[" * 100_000]
+    "body",
+    [b" \n", b"{", b"x", b'{"cid": 1} x', b"\xff", b"\xef\xbb\xbf{}", b'{"limit": NaN}', b'{"x":' + b"[" * 100_000],
 )
 def test_what_is_no_json_is_refused(body: bytes) -> None:
     with pytest.raises(BadOptions, match="invalid JSON"):
@@ -78,8 +78,19 @@ def test_what_is_no_json_is_refused(body: bytes) -> None:
 )
 def test_what_is_wrong_with_it_is_said_in_our_words(body: bytes, why: str) -> None:
     with pytest.raises(BadOptions) as refused:
-        request_options("KICK", body)
+        request_options("CONNZ", body)
     assert str(refused.value) == why
+
+
+@pytest.mark.parametrize("what", ["KICK", "LDM"])
+def test_whom_a_command_is_about_is_read_apart_from_which_servers_shall_carry_it_out(what: str) -> None:
+    body = b'{"server_name": 7, "cid": 5}'
+    assert request_options(what, body, says_who=False) == RequestOptions(cid=5)
+    why = f"{INTO} number into Go struct field EventFilterOptions.server_name of type string"
+    with pytest.raises(BadOptions, match=why):
+        request_options(what, body)
+    with pytest.raises(BadOptions):
+        request_options(what, b'{"cid": "5"}', says_who=False)
 
 
 def test_a_number_of_a_million_digits_takes_no_time() -> None:
