@@ -297,7 +297,10 @@ def _leaf(options: LeafNodes, port: int) -> Document:
 def _remote(remote: LeafRemote) -> Document:
     urls = [url.partition("://")[2].rpartition("@")[2] for url in remote.urls]
     denied = {"imports": list(remote.deny_imports), "exports": list(remote.deny_exports)}
-    document: Document = {"local_account": remote.account, "urls": urls}
+    document: Document = {"local_account": remote.account}
+    if remote.tls.is_on:
+        document["tls_timeout"] = _number(remote.tls.timeout_s)
+    document["urls"] = urls
     if any(denied.values()):
         document["deny"] = {key: subjects for key, subjects in denied.items() if subjects}
     return document

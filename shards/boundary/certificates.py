@@ -191,7 +191,8 @@ def client_context(tls: Tls | ClientTls, *, is_insecure: bool) -> ssl.SSLContext
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     for pair in tls.pairs[:1]:
         _load_pair(context, pair)
-    _load_authorities(context, tls, ssl.Purpose.SERVER_AUTH)
+    if tls.ca_file or not is_insecure:
+        _load_authorities(context, tls, ssl.Purpose.SERVER_AUTH)
     _restrict(context, tls)
     if is_insecure:
         context.check_hostname = False

@@ -322,11 +322,19 @@ class Clients:
             self._forget_unwatched(session, error)
             os.close(fd)
             return
-        connection.send(info)
+        if gate is not None and gate.reads_proxy_header and gate.is_silent and refused is None:
+            session.needs_greeting = True  # (the header comes before the handshake, and that before INFO)
+        else:
+            connection.send(info)
         if refused is not None:
             connection.end(refused)
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug("%s - Client connection created", session)
+
+    def greet(self, session: ClientSession, *, is_known: bool) -> None:
+        """Queue its first INFO, with its address if that is known."""
+        host = session.host if is_known else ""
+        session.connection.send(self.info.line(session.connection.cid, host, session.nonce))
 
     def _forget_unwatched(self, session: ClientSession, why: OSError) -> None:
         """Its socket cannot be watched: a user may have so many in all processes (max_user_watches)."""

@@ -99,6 +99,9 @@ class SessionOwner(Protocol):
     def new_tracers(self) -> tuple[Tracer, Tracer]:
         """Two tracers of a client: incoming, outgoing."""
 
+    def greet(self, session: ClientSession, *, is_known: bool) -> None:
+        """Queue its first INFO, with its address if that is known."""
+
     def note_failed_handshake(self) -> None:
         """A connection failed before the NATS protocol began."""
 
@@ -185,6 +188,7 @@ class ClientSession:
         "kind",
         "moved_us",
         "names",
+        "needs_greeting",
         "nonce",
         "port",
         "reason",
@@ -231,6 +235,7 @@ class ClientSession:
         self.counted_at = -1  # its account's place on the page; -1: it is not counted
         self.claimed = ""  # the user or nkey that it claimed to be, admitted or not
         self.was_refused = False  # and never admitted
+        self.needs_greeting = False  # INFO waits for its PROXY header
         self.stated = ("", "", "")  # name, language and version in its CONNECT, admitted or not
         self.nonce = nonce
         self.gave_token = False  # in its last CONNECT
@@ -348,6 +353,12 @@ class ClientSession:
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug("%s - Client address %s:%d by PROXY protocol", self, host, port)
         self.host, self.port = host, port
+
+    def on_greeting_due(self, is_known: bool) -> None:
+        """INFO, which is sent after the handshake, is to be queued: it is known whose connection this is, or not."""
+        if self.needs_greeting:
+            self.needs_greeting = False
+            self._clients.greet(self, is_known=is_known)
 
     def on_proxy_refused(self, why: str) -> None:
         """Its PROXY header is invalid, or did not come; on_closed follows."""

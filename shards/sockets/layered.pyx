@@ -96,7 +96,8 @@ cdef class LayeredSocket(Socket):
 
     `owner` is told on_secured(the SSLObject), on_opening_failed(why, is_upgrade), on_wire_error(text), on_leaf_node()
     when a leaf node has upgraded, on_cookies(credentials) when a client has whose cookies have some, and with a PROXY
-    header on_proxied(host, port) or on_proxy_refused(why). on_secured returns False if it has refused and closed the
+    header on_proxied(host, port) or on_proxy_refused(why), and on_greeting_due(whether it came) when INFO is to be
+    queued, where that is sent only after the handshake. on_secured returns False if it has refused and closed the
     connection: then the protocol does not begin.
     """
 
@@ -342,6 +343,8 @@ cdef class LayeredSocket(Socket):
             self.become_plain()
         else:
             self.opened_us = self.reactor.box.now_us   # the handshake's time starts now
+            if self.stage == QUIET:
+                self.owner.on_greeting_due(True)
         if not rest:
             return 0
         return self.take(<const uint8_t *>PyBytes_AS_STRING(rest), PyBytes_GET_SIZE(rest))
@@ -624,6 +627,8 @@ cdef class LayeredSocket(Socket):
     def speak_first(self):
         """The client has not begun a handshake: send INFO in plain."""
         if self.stage == QUIET and self.fd >= 0 and not self.is_lingering:
+            if self.prologue is not None:
+                self.owner.on_greeting_due(False)
             self.stage = WAITS
             self.flush()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 
@@ -88,6 +89,38 @@ async def test_the_header_comes_before_the_handshake(start_broker, tmp_path):
     assert await reader.readline() == b"PONG\r\n"
     shown = await Pages.of(broker).wait("/connz", lambda found: found["num_connections"] == 1)
     assert [(row["ip"], row["port"]) for row in shown["connections"]] == [("1.2.3.4", 1111)]
+    writer.close()
+
+
+@pytest.mark.parametrize("how", ["true", "'20s'"])
+async def test_info_after_the_handshake_names_the_client(start_broker, tmp_path, how):
+    authority = Authority(tmp_path)
+    tls = f"{authority.server().lines}, handshake_first: {how}"
+    broker = start_broker(config=f"proxy_protocol: true\ntls {{ {tls} }}\n")
+    for header, host in HEADERS.items():
+        reader, writer = await asyncio.open_connection(HOST, broker.port)
+        writer.write(header)
+        await writer.start_tls(authority.client_context(), server_hostname="localhost")
+        info = json.loads((await reader.readline()).removeprefix(b"INFO "))
+        assert info["client_ip"] == (host[0] if host else HOST)
+        writer.write(b'CONNECT {"verbose":false}\r\nPING\r\n')
+        assert await reader.readline() == b"PONG\r\n"
+        writer.close()
+
+
+@pytest.mark.kinds(*OURS)
+async def test_info_in_plain_names_nobody_before_the_header_has_come(start_broker, tmp_path):
+    """A nats-server waits for the header."""
+    authority = Authority(tmp_path)
+    tls = f"{authority.server().lines}, handshake_first: '1ms'"
+    broker = start_broker(config=f"proxy_protocol: true\ntls {{ {tls} }}\n")
+    client = await Client.connect(broker.port)
+    assert client.info["client_id"] == 1 and "client_ip" not in client.info
+    await client.send(v2())
+    reader, writer = await asyncio.open_connection(sock=client.sock)
+    await writer.start_tls(authority.client_context(), server_hostname="localhost")
+    writer.write(b'CONNECT {"verbose":false}\r\nPING\r\n')
+    assert await reader.readline() == b"PONG\r\n"
     writer.close()
 
 

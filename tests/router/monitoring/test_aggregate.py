@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gnatswarm.broker.bounds import NO_MAX_CONNECTIONS
 from gnatswarm.broker.goformat import age_text, duration_text, time_text
 from gnatswarm.broker.limits import Limits
-from gnatswarm.broker.options import Logging, Options
+from gnatswarm.broker.options import ClientTls, LeafNodes, LeafRemote, Logging, Options
 from gnatswarm.router.monitoring import aggregate
 from gnatswarm.router.monitoring.page_query import BadQuery, PageQuery
 from gnatswarm.shards.boundary import rows
@@ -80,6 +80,17 @@ def test_varz_names_no_secret():
     text = str(aggregate.varz(facts(shard(0), options=options), {}))
     assert "hush" not in text
     assert "'auth_required': True" in text
+
+
+def test_varz_shows_of_a_hub_what_nats_server_shows():
+    tls = ClientTls(is_on=True, timeout_s=5.0, cert_file="c", cert_pem=b"hush", key_file="k", key_pem=b"hush")
+    remotes = (LeafRemote(("tls://u:hush@h:1",), tls=tls), LeafRemote(("nats://i:1",), deny_imports=("a",)))
+    document = aggregate.varz(facts(shard(0), options=Options(leafnodes=LeafNodes(remotes=remotes))), {})
+    assert document["leaf"]["remotes"] == [
+        {"local_account": "$G", "tls_timeout": 5, "urls": ["h:1"]},
+        {"local_account": "$G", "urls": ["i:1"], "deny": {"imports": ["a"]}},
+    ]
+    assert "hush" not in str(document)
 
 
 @pytest.mark.parametrize(("compatibility", "leafs"), [("2.9", None), ("2.15", [])])
