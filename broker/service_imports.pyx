@@ -544,6 +544,7 @@ cdef class ServiceImports(AccountGate):
             response.kind = one.kind
             response.asked_us = one.asked_us
             response.measured = one.measured
+            response.was_wanted = one.measured is not None and self.is_wanted(response.importer, one.reply)
             self.add(<dict>table.lanes[number], one.subject, response)
         return 0
 

@@ -12,8 +12,6 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from gnatswarm.broker.options import Options
 from gnatswarm.router.greeting import greet
 from gnatswarm.router.listening import monitor_socket
@@ -86,7 +84,8 @@ def serve(
             logs.fatal_line(f"The router died ({keeper.legacy.reason}), and cannot be replaced: {error}")
             return 1
         options = left.options
-        _configure_logs(options, keeper.pid)
+        # Where another router did, or where that is not possible any more, elsewhere until it is.
+        logs.configure(options.logging, process_label=logs.ROUTER_LABEL, pid=keeper.pid, must_open=False)
         descriptors.raise_limit()
     assert options is not None
     notifier = notifier or Notifier()
@@ -116,15 +115,6 @@ def serve(
         return 1
     log.info("Server Exiting..")
     return exit_code
-
-
-def _configure_logs(options: Options, pid: int) -> None:
-    """Log where another router did, or to standard error where that is not possible any more."""
-    try:
-        logs.configure(options.logging, process_label=logs.ROUTER_LABEL, pid=pid)
-    except OSError:
-        elsewhere = msgspec.structs.replace(options.logging, file="", syslog=False, remote_syslog="")
-        logs.configure(elsewhere, process_label=logs.ROUTER_LABEL, pid=pid)
 
 
 def _start(

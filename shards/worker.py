@@ -548,7 +548,7 @@ class Worker:
     def _configure_logs(self, options: Logging) -> None:
         assert self._boot is not None
         if options != self._logging:
-            logs.configure(options, process_label=_label(self._boot))
+            logs.configure(options, process_label=_label(self._boot), must_open=False)
             self._logging = options
 
     def _steps(self, options: Options, listeners: set[str]) -> Iterator[None]:
@@ -562,10 +562,7 @@ class Worker:
             self._placing.configure(options.placement, generation)
 
     def _reload(self, options: Options, users: UserIndex, listeners: set[str], on_done: Callable[[], None]) -> None:
-        try:
-            self._configure_logs(options.logging)
-        except OSError as error:  # the router could; the next reload tries again
-            logger.error("Reload: logging stays as it was: %s", logs.failure(options.logging, error))
+        self._configure_logs(options.logging)
         if self._gateway is None:
             self._shard.reload(options, on_done, users=users, listeners=listeners)
         else:

@@ -32,10 +32,15 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
+    from gnatswarm.shards.boundary.syslog import Seeker
+
 ROOT = "gnatswarm"
 TRACE = 5  # every operation of every client; below DEBUG because it logs more
 
 TAG = "gnatswarm"  # of lines in syslog
+
+# A log that could not be opened is tried again with a line, so often at most.
+OPEN_AGAIN_S = 1.0
 
 # Only the router renames a log that has grown too big; shards then open the new file.
 ROUTER_LABEL = "router"
@@ -187,12 +192,17 @@ class LineHandler(logging.Handler):
         self._lost_lines = 0
         self._cannot_rotate = False
         self._backup = ""  # the name that the file has now, while the next one cannot be opened
+        self._is_elsewhere = False  # the file cannot be opened yet, or no syslog answers
+        self._opens_at_s = 0.0  # by the monotonic clock: it is tried not before
+        self._seeker: Seeker | None = None  # looks for the syslog
         self.mutes_debug = options.trace and not options.debug  # see _level
         self.outlet = outlet if outlet is not None else _outlet_for(self._path)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write the record, or count it as lost; never raises."""
         if self.mutes_debug and record.levelno == logging.DEBUG:
+            return
+        if self._is_elsewhere and self._go_over(record):
             return
         if self._limit_bytes:
             self._follow_or_rotate()
@@ -211,7 +221,34 @@ class LineHandler(logging.Handler):
             return f"cannot open log file {self._path!r}: {error.strerror}"
         old, self.outlet = self.outlet, outlet
         old.retire()
+        self._is_elsewhere = False
         return ""
+
+    def seek(self, seeker: Seeker | None) -> None:
+        """Lines go elsewhere for now: to the file when it can be opened, or to the syslog that the seeker finds."""
+        self._is_elsewhere = True
+        self._seeker = seeker
+        self._opens_at_s = time.monotonic() + OPEN_AGAIN_S
+
+    def _go_over(self, record: logging.LogRecord) -> bool:
+        """Log where the configuration says, if that is possible now. True: another handler has the line."""
+        root = logging.getLogger(ROOT)
+        if self._seeker is None:
+            if time.monotonic() >= self._opens_at_s:
+                self._opens_at_s = time.monotonic() + OPEN_AGAIN_S
+                if not self.reopen():
+                    root.info("The log file can be opened now: earlier lines are elsewhere")
+            return False
+        found = self._seeker.take()
+        if found is None:
+            return False
+        self._seeker = None
+        root.addHandler(found)
+        root.removeHandler(self)
+        self.close()
+        root.info("The syslog answers now: earlier lines are elsewhere")
+        found.handle(record)
+        return True
 
     def rotate_when_full(self) -> None:
         """Rotate now if the file is over its size limit; for the router's tick, because shards fill the file too."""
@@ -224,6 +261,8 @@ class LineHandler(logging.Handler):
 
     def close(self) -> None:
         """Write no more. What waits is still written, if need be by the handler that has the outlet now."""
+        if self._seeker is not None:
+            self._seeker.stop()
         if not any(one.outlet is self.outlet for one in _handlers()):
             self.outlet.retire()
         super().close()
@@ -233,7 +272,7 @@ class LineHandler(logging.Handler):
         return self.outlet if not self._path and not options.file else None
 
     def _follow_or_rotate(self) -> None:
-        if not self._path:
+        if not self._path or self._is_elsewhere:
             return
         try:
             mine = os.fstat(self.outlet.fd)
@@ -314,35 +353,52 @@ class LineHandler(logging.Handler):
                 _to_standard_error(f"{line}; silent until that works again\n")
 
 
-def configure(options: Logging, *, process_label: str, pid: int = 0) -> None:
+def configure(options: Logging, *, process_label: str, pid: int = 0, must_open: bool = True) -> None:
     """Send everything below the logger "gnatswarm" where `options` says; may be called again to change that.
 
     `process_label` is "router" or, for example, "shard 3"; a shard's label is put before the text. `pid` is shown in
     each line, 0: our own; the router shows the keeper's, which is the broker's. Raises OSError when the file cannot be
-    opened, or no syslog answers: fatal at the start; at a reload the caller keeps the old configuration.
+    opened, or no syslog answers: fatal at the start; at a reload the caller keeps the old configuration. Not so if it
+    needs not open (`must_open`): lines go where they went before, or to standard error, until it is possible.
     """
     as_json = options.format == "json"
-    kind = LineFormatter
     root = logging.getLogger(ROOT)
     old = list(root.handlers)
-    handler: logging.Handler
-    if options.is_to_syslog:
+    problem = ""
+
+    def formatter(kind: type[LineFormatter]) -> LineFormatter:
+        return kind(logtime=options.logtime, label=process_label, as_json=as_json, utc=options.logtime_utc, pid=pid)
+
+    def to_syslog() -> logging.Handler:
         from gnatswarm.shards.boundary.syslog import SyslogHandler
 
-        try:
-            handler = SyslogHandler(options, tag=TAG)
-            kind = BareFormatter
-        except OSError:
-            # The router refuses a start or a reload then; a shard that is started again later must serve all the same.
-            if process_label == ROUTER_LABEL:
-                raise
-            handler = LineHandler(options, process_label=process_label)
-    else:
+        handler = SyslogHandler(options, tag=TAG)
+        handler.setFormatter(formatter(BareFormatter))
+        return handler
+
+    def to_lines() -> LineHandler:
         present = [one.outlet_for(options) for one in _handlers()]
-        handler = LineHandler(options, process_label=process_label, outlet=present[0] if present else None)
-    handler.setFormatter(
-        kind(logtime=options.logtime, label=process_label, as_json=as_json, utc=options.logtime_utc, pid=pid)
-    )
+        return LineHandler(options, process_label=process_label, outlet=present[0] if present else None)
+
+    handler: logging.Handler
+    try:
+        handler = to_syslog() if options.is_to_syslog else to_lines()
+    except OSError as error:
+        if must_open:
+            raise
+        problem = failure(options, error)
+        present = [one.outlet.fd for one in _handlers()]
+        handler = interim = LineHandler(
+            options, process_label=process_label, outlet=Outlet(present[0] if present else 2)
+        )
+        if options.is_to_syslog:
+            from gnatswarm.shards.boundary.syslog import Seeker
+
+            interim.seek(Seeker(to_syslog))
+        else:
+            interim.seek(None)
+    if isinstance(handler, LineHandler):
+        handler.setFormatter(formatter(LineFormatter))
     logging.addLevelName(TRACE, "TRACE")
     logging.raiseExceptions = False  # a broken log line is never a reason to write a traceback into the log
     root.addHandler(handler)
@@ -351,6 +407,8 @@ def configure(options: Logging, *, process_label: str, pid: int = 0) -> None:
     for previous in old:
         root.removeHandler(previous)
         previous.close()
+    if problem:
+        root.error("%s; until that is possible, lines go here", problem[0].upper() + problem[1:])
 
 
 def failure(options: Logging, error: OSError) -> str:

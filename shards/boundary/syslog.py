@@ -7,10 +7,13 @@ syslog is configured.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
+import threading
 import time
+from collections.abc import Callable
 from urllib.parse import SplitResult, urlsplit
 
 from gnatswarm.broker.options import Logging
@@ -18,6 +21,8 @@ from gnatswarm.broker.options import Logging
 LOCAL_PATHS = ("/dev/log", "/var/run/syslog", "/var/run/log")
 CONNECT_DEADLINE_S = 2.0
 TRY_AGAIN_S = 1.0
+# One that did not answer at the start is looked for so often.
+LOOK_EVERY_S = 5.0
 # Lines that a TCP connection has not taken yet; a line is sent whole or not at all.
 MOST_WAITING_BYTES = 256 * 1024
 # A datagram that is longer may not arrive at all (RFC 5426 asks for 480 at least; this fits the loopback's and most).
@@ -185,6 +190,42 @@ class SyslogHandler(logging.Handler):
         old.close()
         self._taken_bytes = 0  # a line that was sent in part is sent whole again
         return True
+
+
+class Seeker:
+    """Looks in a thread for a syslog that does not answer: `make` makes its handler, and may take a while."""
+
+    def __init__(self, make: Callable[[], logging.Handler]) -> None:
+        self._make = make
+        self._found: logging.Handler | None = None
+        self._is_over = threading.Event()
+        self._lock = threading.Lock()
+        with contextlib.suppress(RuntimeError):  # there may be no more threads
+            threading.Thread(target=self._look, name="syslog", daemon=True).start()
+
+    def take(self) -> logging.Handler | None:
+        """The handler, once there is one."""
+        return self._found
+
+    def stop(self) -> None:
+        """Look no more; what was found and not taken is closed."""
+        with self._lock:
+            self._is_over.set()
+            if self._found is not None:
+                self._found.close()
+
+    def _look(self) -> None:
+        while not self._is_over.wait(LOOK_EVERY_S):
+            try:
+                found = self._make()
+            except OSError:
+                continue
+            with self._lock:
+                if self._is_over.is_set():
+                    found.close()
+                else:
+                    self._found = found
+            return
 
 
 def _port(parts: SplitResult) -> int:

@@ -14,7 +14,7 @@ from gnatswarm.broker.fanout import AccountGate
 from gnatswarm.broker.limits import Limits
 from gnatswarm.broker.reply_prefixes import ReplyPrefixes
 from gnatswarm.broker.service_imports import ServiceImports
-from gnatswarm.broker.service_latency import REPLIED, REQUESTOR_GONE, Measured
+from gnatswarm.broker.service_latency import REPLIED, REQUESTOR_GONE, TIMED_OUT, Measured
 from tests.support.engine import NO_RESPONDERS, QUIET, EngineClient, frames
 from tests.support.mesh import Mesh
 
@@ -458,6 +458,28 @@ def test_latency_is_measured_from_the_request_on(made):
     ]
     made.imports[NEW].on_client_gone(asker.connection.cid, 1)
     assert [status for _, status, _ in events] == [REPLIED, REQUESTOR_GONE]
+    made.mesh.close()
+
+
+def test_who_unsubscribes_after_its_request_was_handed_over_is_reported_at_once(made):
+    """It was reported when the threshold had passed. Where nobody listened, that is so here, too."""
+    events: list[int] = []
+    for one in made.imports:
+        one.on_latency = lambda measured, status, session, passed_us, ns: events.append(status)
+    made.client(FAR, b"A", b"SUB timed 1\r\n")
+    listener = made.client(OTHER, b"B", b"SUB in 1\r\n")
+    made.client(OLD, b"B", b"PUB timed in 1\r\n?\r\nPUB timed nobody 1\r\n?\r\n")
+    made.begin()
+    made.mesh.settle()
+    made.sweep(100)
+    assert made.waiting()[NEW] == 2 and not events
+    listener.feed(b"UNSUB 1\r\n")
+    made.mesh.settle()
+    made.sweep(200)
+    made.sweep(300)
+    assert events == [REQUESTOR_GONE] and made.waiting()[NEW] == 1
+    made.sweep(THRESHOLD_US + 1000)
+    assert events == [REQUESTOR_GONE, TIMED_OUT]
     made.mesh.close()
 
 

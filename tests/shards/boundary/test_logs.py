@@ -429,3 +429,38 @@ def test_a_full_log_that_somebody_has_moved_is_opened_again(tmp_path: pathlib.Pa
     log.info("new")
     assert sorted(tmp_path.iterdir()) == [moved, path]
     assert (len(lines(moved)), len(lines(path))) == (1, 1)
+
+
+@pytest.mark.parametrize("label", [logs.ROUTER_LABEL, "shard 1"])
+def test_a_log_that_cannot_be_opened_at_the_start_is_opened_when_that_is_possible(
+    label: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The shard did not start at all, and the next router logged to standard error for ever."""
+    now_s = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now_s)
+    path = tmp_path / "later" / "x.log"
+    options = Logging(file=str(path), size_limit_bytes=100_000)
+    with pytest.raises(FileNotFoundError):
+        logs.configure(options, process_label=label)
+    logs.configure(options, process_label=label, must_open=False)
+    log.info("one")
+    path.parent.mkdir()
+    log.info("two")  # it is not tried for each line
+    assert not path.exists()
+    name = "" if label == logs.ROUTER_LABEL else f"{label} - "
+    why = f"Cannot open the log file {path}: No such file or directory; until that is possible, lines go here"
+    said = [LINE.fullmatch(line) for line in capfd.readouterr().err.splitlines()]
+    assert [found and found[2] for found in said] == [name + why, f"{name}one", f"{name}two"]
+    now_s += logs.OPEN_AGAIN_S
+    log.info("three")
+    assert [line.partition("] ")[2].partition("] ")[2] for line in lines(path)][-1] == f"{name}three"
+    assert "can be opened now" in path.read_text() and not capfd.readouterr().err
+
+
+def test_lines_go_on_where_they_went_while_the_log_of_a_reload_cannot_be_opened(tmp_path: pathlib.Path) -> None:
+    before = tmp_path / "before.log"
+    logs.configure(Logging(file=str(before)), process_label="shard 1")
+    elsewhere = Logging(file=str(tmp_path / "no" / "x.log"), logtime=False)
+    logs.configure(elsewhere, process_label="shard 1", must_open=False)
+    log.info("here")
+    assert lines(before)[-1] == f"[{os.getpid()}] [INF] shard 1 - here" and len(lines(before)) == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -43,8 +44,9 @@ def udp() -> tuple[socket.socket, str]:
     return sock, f"udp://127.0.0.1:{sock.getsockname()[1]}"
 
 
-def configured(url: str, label: str = "router") -> logging.Logger:
-    logs.configure(Logging(remote_syslog=url, debug=True, trace=True), process_label=label)
+def configured(url: str, label: str = "router", *, must_open: bool = True) -> logging.Logger:
+    options = Logging(remote_syslog=url, debug=True, trace=True)
+    logs.configure(options, process_label=label, must_open=must_open)
     return logging.getLogger(f"{logs.ROOT}.x")
 
 
@@ -199,8 +201,65 @@ def test_without_a_syslog_the_router_does_not_start_and_a_shard_does(
     url = f"tcp://127.0.0.1:{unused_tcp_port}"
     with pytest.raises(OSError, match="refused"):
         configured(url)
-    configured(url, "shard 0").info("here")
-    assert "[INF] shard 0 - here" in capfd.readouterr().err
+    configured(url, "shard 0", must_open=False).info("here")
+    said, here = capfd.readouterr().err.splitlines()
+    assert "[ERR] shard 0 - Error connecting to syslog: " in said and "refused" in said and "lines go here" in said
+    assert here.endswith("[INF] shard 0 - here")
+
+
+@pytest.mark.parametrize("label", ["router", "shard 0"])
+async def test_a_syslog_that_did_not_answer_gets_the_lines_when_it_does(
+    label: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The process logged to standard error for ever."""
+    monkeypatch.setattr(syslog, "LOOK_EVERY_S", 0.01)
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.settimeout(10)
+        log = configured(f"tcp://127.0.0.1:{server.getsockname()[1]}", label, must_open=False)
+        log.info("before")
+        server.listen()
+        root = logging.getLogger(logs.ROOT)
+
+        def has_gone_over() -> bool:
+            log.info("again")
+            return not isinstance(root.handlers[0], logs.LineHandler)
+
+        await until(has_gone_over)
+        log.info("last")
+        connection, _ = server.accept()
+        with connection:
+            connection.settimeout(10)
+            got = b""
+            while b"last\n" not in got:
+                got += connection.recv(65536)
+    texts = [line.partition(b"]: ")[2] for line in got.splitlines()]
+    head = b"" if label == "router" else b"shard 0 - "
+    assert texts == [head + one for one in (b"The syslog answers now: earlier lines are elsewhere", b"again", b"last")]
+    assert "before" in capfd.readouterr().err
+
+
+async def test_a_syslog_that_is_found_when_nobody_wants_it_any_more_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another reload says that lines go elsewhere."""
+    monkeypatch.setattr(syslog, "LOOK_EVERY_S", 0.0)
+    handlers = [logging.NullHandler(), logging.NullHandler()]
+    closed: list[logging.Handler] = []
+    for handler in handlers:
+        monkeypatch.setattr(handler, "close", lambda handler=handler: closed.append(handler))
+    asked, goes_on = threading.Event(), threading.Event()
+
+    def make() -> logging.Handler:
+        asked.set()
+        goes_on.wait(10)
+        return handlers.pop()
+
+    early, late = syslog.Seeker(make), syslog.Seeker(handlers.pop)
+    asked.wait(10)
+    early.stop()
+    goes_on.set()
+    await until(lambda: late.take() is not None and closed)
+    late.stop()
+    assert len(closed) == 2 and early.take() is None
 
 
 @pytest.mark.parametrize("name", ["a..b", "a" * 64, "é..x"])
