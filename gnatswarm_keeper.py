@@ -661,6 +661,7 @@ class _Keeper:
             lifeline = child.lifeline.fileno()  # -1: it was reaped
             children.append(self._words.Child(child.pid, child.shard, child.status, lifeline))
             numbers += [lifeline] if lifeline >= 0 else []
+        descriptor = -1
         try:
             for number in numbers:
                 os.set_inheritable(number, True)
@@ -679,6 +680,8 @@ class _Keeper:
         except OSError as error:
             for number in numbers:
                 os.set_inheritable(number, False)
+            if descriptor >= 0:  # nobody follows
+                os.close(descriptor)
             self._say(self._words.Renewed(f"cannot run {command[0]}: {error.strerror}"))
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)

@@ -213,8 +213,11 @@ class Post(msgspec.Struct, frozen=True):
 def written(succession: Succession) -> int:
     """A descriptor with this, for the program that follows. OSError."""
     descriptor = os.memfd_create("gnatswarm-succession", 0)
-    data = _encoder.encode(succession)
-    os.pwrite(descriptor, data, 0)
+    try:
+        os.pwrite(descriptor, _encoder.encode(succession), 0)
+    except BaseException:
+        os.close(descriptor)
+        raise
     return descriptor
 
 

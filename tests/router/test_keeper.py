@@ -762,12 +762,14 @@ class TestSignalsBetweenTwoRouters:
         def run(_command: list[str], descriptor: int) -> None:
             assert one._theirs is not None
             is_inheritable = one._theirs.get_inheritable()
-            left.append((keeping.read_succession(descriptor).theirs, is_inheritable))
+            left.append((keeping.read_succession(os.dup(descriptor)).theirs, is_inheritable))
             raise FileNotFoundError(2, "No such file or directory")
 
         monkeypatch.setattr(one._again, "run", run)
         monkeypatch.setitem(one._held, keeping.RECORD, os.dup(0))
+        before = os.listdir("/proc/self/fd")
         one._renew(["next"])
+        assert os.listdir("/proc/self/fd") == before
         assert left == [(one._theirs.fileno(), True)]
         assert not one._theirs.get_inheritable()
         failed = keeping.Renewed("cannot run next: No such file or directory")
