@@ -39,6 +39,7 @@ from gnatswarm.shards.shard import Shard
 from gnatswarm.shards.siblings import Siblings
 from gnatswarm.shards.sockets.reserve import Reserve
 from gnatswarm.shards.statistics.recorder import Recorder
+from gnatswarm.shards.stopping import Stopping
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -121,6 +122,7 @@ class Worker:
         self._handoff: socket.socket | None = None
         self._say_full_at_s = 0.0
         self._departure: Departure | None = None
+        self._stopping: Stopping | None = None
         self._departures: Departures | None = None
         self._host: Host | None = None
         self._placing: Placing | None = None
@@ -303,6 +305,7 @@ class Worker:
         self._configure_logs(boot.options.logging)
         make_room(boot.options.limits.max_connections, boot.page_fd)
         self._page = page = Page.attach(boot.page_fd)
+        page.note_heard_out(boot.shard, False)
         self._reserve = reserve = Reserve()
         headroom = DescriptorHeadroom(self._on_headroom)
         path = os.path.join(boot.link_dir, f"{boot.shard}.{boot.boot_id}.sock")
@@ -617,9 +620,19 @@ class Worker:
     def _on_gateway_left(self) -> None:
         self._has_drained = True
         self._channel.send(control.Drained(False))
-        self._stop()
+        self._end()
 
     def _stop(self) -> None:
+        self._shard.stop_listening()
+        if self._stopping is None:
+            assert self._boot is not None
+            number, clients = self._boot.shard, self._shard.clients
+            self._stopping = Stopping(self._loop, number, clients, self._links, self._page, self._end)
+
+    def _end(self) -> None:
+        """Close everybody."""
+        if self.done.done():  # (a shard that was leaving has left meanwhile)
+            return
         self._shard.stop_listening()
         if self._gateway is not None:
             self._gateway.close()
