@@ -90,9 +90,9 @@ SECTIONS: tuple[tuple[str, str, type[msgspec.Struct], str], ...] = (
         "over the limit is not read, so nothing is lost; `-ERR 'Publish Rate Exceeded'` closes it when that has lasted "
         "for `stall` without a break of a `burst` (a second at least). A read is carried out as far as the limit goes: "
         "at any time at most one message of each shard is beyond burst and rate, or what two shards carry out at the "
-        "same moment (16 KiB each); all of it is paid for, so the rate is exact in the long run. When a shard leaves, "
-        "what clients had sent that have closed and cannot move is carried out without the limit; who cannot move, has "
-        "not closed and is over the limit is closed with what was not read.",
+        "same moment (16 KiB each); all of it is paid for, so the rate is exact in the long run. When a shard leaves "
+        "or the broker stops, what clients over the limit had sent that cannot move is carried out without it, whether "
+        "they have closed or not: of who goes on publishing at most 1 MiB more, and for a second.",
     ),
     ("An account", "account.", options.Account, "`accounts { NAME { … } }`"),
     ("An export", "export.", options.Export, "In `accounts { NAME { exports: [ {…}, {…} ] } }`."),

@@ -39,6 +39,7 @@ from gnatswarm.shards.shard import Shard
 from gnatswarm.shards.siblings import Siblings
 from gnatswarm.shards.sockets.reserve import Reserve
 from gnatswarm.shards.statistics.recorder import Recorder
+from gnatswarm.shards.stopping import Stopping
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -124,6 +125,8 @@ class Worker:
         self._handoff: socket.socket | None = None
         self._say_full_at_s = 0.0
         self._departure: Departure | None = None
+        self._stopping: Stopping | None = None
+        self._is_over = False  # everybody is closed, because it was told to stop
         self._departures: Departures | None = None
         self._host: Host | None = None
         self._placing: Placing | None = None
@@ -306,6 +309,7 @@ class Worker:
         self._configure_logs(boot.options.logging)
         make_room(boot.options.limits.max_connections, boot.page_fd)
         self._page = page = Page.attach(boot.page_fd)
+        page.note_heard_out(boot.shard, False)
         self._reserve = reserve = Reserve()
         headroom = DescriptorHeadroom(self._on_headroom)
         path = os.path.join(boot.link_dir, f"{boot.shard}.{boot.boot_id}.sock")
@@ -606,6 +610,8 @@ class Worker:
         return is_on_way or is_asked or self._links.has_unsent
 
     def _on_departed(self) -> None:
+        if self._is_over:  # it was told to stop meanwhile
+            return
         self._shard.stop_listening()
         self._has_drained = True
         # Links may still hold frames for siblings, who close them once the router has told them that we have left.
@@ -618,15 +624,29 @@ class Worker:
     def _on_gateway_left(self) -> None:
         self._has_drained = True
         self._channel.send(control.Drained(False))
-        self._stop()
+        self._end()
 
     def _stop(self) -> None:
+        self._shard.stop_listening()
+        if self._stopping is None:
+            assert self._boot is not None
+            number, clients = self._boot.shard, self._shard.clients
+            self._stopping = Stopping(self._loop, number, clients, self._links, self._page, self._end)
+
+    def _end(self) -> None:
+        """Close everybody."""
+        if self._is_relay or self.done.done():  # (a shard that was leaving has left meanwhile)
+            return
+        self._is_over = True
         self._shard.stop_listening()
         if self._gateway is not None:
             self._gateway.close()
         self._shard.clients.close_all(CloseReason.SERVER_SHUTDOWN)
         self._close_ways()
-        self._finish(0)
+        if self._relay is not None and self._relay.connections:  # (whose shards close them just now)
+            self._loop.call_later(STOP_WITHIN_S, self._finish, 0)
+        else:
+            self._finish(0)
 
     # ---- after the shard's end: the TLS of clients that have moved, and of leaf nodes
 
@@ -693,7 +713,9 @@ class Worker:
                 self._reopen_log()
 
     def _on_relay_changed(self) -> None:
-        if self._is_relay and self._relay is not None and not self._relay.connections:
+        if self._is_over and self._relay is not None and not self._relay.connections:
+            self._loop.call_soon(self._finish, 0)
+        elif self._is_relay and self._relay is not None and not self._relay.connections:
             logger.info("All connections with TLS have ended")
             self._loop.call_soon(self._finish, 0)
         elif self._is_relay and self._telling is None:

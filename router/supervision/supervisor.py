@@ -441,7 +441,8 @@ class Supervisor:
             for shard in self._broker.members
             if shard.state.is_linked and shard.process is not None
         ]
-        if linked != self._linked:
+        # (Those that stop together carry out what they have sent each other: `shards.stopping`.)
+        if linked != self._linked and not self._broker.is_stopping:
             self._linked = linked
             for shard in self._broker.members:
                 if shard.state.is_linked and shard.process is not None:

@@ -197,7 +197,7 @@ class LameDuck(ControlMessage, frozen=True):
 
 
 class Stop(ControlMessage, frozen=True):
-    """Flush what can be flushed at once, close every client, exit 0."""
+    """Carry out what clients had sent that have closed or are over their limits, close every client, exit 0."""
 
 
 class Disconnect(ControlMessage, frozen=True):

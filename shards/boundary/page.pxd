@@ -44,7 +44,8 @@ cdef extern from *:
         uint64_t servers_out_bytes;
         uint64_t doubts;                                        /* atomic, all shards: see page_doubt_connections */
         uint64_t accounts_placed;                               /* atomic, all shards: so many have a place */
-        uint64_t spare[10];
+        uint64_t heard_out;                                     /* atomic, all shards: a bit of each that stops */
+        uint64_t spare[9];
     } PageHeader;
 
     typedef struct {
@@ -185,6 +186,18 @@ cdef extern from *:
 
     static inline int page_take_doubts(PageHeader *header) {
         return __atomic_exchange_n(&header->doubts, 0, __ATOMIC_SEQ_CST) != 0;
+    }
+
+    /* A shard that stops has carried out what its clients had sent; it begins to serve. */
+    static inline void page_note_heard_out(PageHeader *header, unsigned shard, int is_so) {
+        if (is_so)
+            __atomic_or_fetch(&header->heard_out, UINT64_C(1) << shard, __ATOMIC_SEQ_CST);
+        else
+            __atomic_and_fetch(&header->heard_out, ~(UINT64_C(1) << shard), __ATOMIC_SEQ_CST);
+    }
+
+    static inline int page_is_heard_out(PageHeader *header, unsigned shard) {
+        return __atomic_load_n(&header->heard_out, __ATOMIC_SEQ_CST) >> shard & 1;
     }
 
     /* A table of keys, with linear probing: a key behind a slot that is free again is found all the same. The router
@@ -471,6 +484,8 @@ cdef extern from *:
     void page_expect_no_more(ShardSlot* slot) noexcept nogil
     void page_doubt_connections(PageHeader* header) noexcept nogil
     int page_take_doubts(PageHeader* header) noexcept nogil
+    void page_note_heard_out(PageHeader* header, unsigned shard, int is_so) noexcept nogil
+    int page_is_heard_out(PageHeader* header, unsigned shard) noexcept nogil
     uint64_t page_load_key(const uint64_t* keys, unsigned at) noexcept nogil
     void page_free_key(uint64_t* keys, unsigned at) noexcept nogil
     void page_tidy_keys(uint64_t* keys, unsigned size, const uint32_t* places, char* passed) noexcept nogil

@@ -150,6 +150,16 @@ cdef class Page:
         """One that was expected does not come. If it was on its way, doubt_connections() follows."""
         page_expect_no_more(self.slot(shard))
 
+    def note_heard_out(self, int shard, bint is_so):
+        """This shard stops, and has carried out what its clients had sent; False: it begins to serve."""
+        self.slot(shard)   # (IndexError)
+        page_note_heard_out(self.header, shard, is_so)
+
+    def is_heard_out(self, int shard):
+        """Whether note_heard_out() says so."""
+        self.slot(shard)
+        return page_is_heard_out(self.header, shard) != 0
+
     def doubt_connections(self):
         """Clients may have been lost on their way between shards: settle_connections() compares."""
         page_doubt_connections(self.header)

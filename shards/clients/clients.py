@@ -34,6 +34,7 @@ from gnatswarm.shards.clients.account_census import AccountCensus
 from gnatswarm.shards.clients.allowances import Allowances
 from gnatswarm.shards.clients.closed import SLOW, Closed, connection_row, unpacked
 from gnatswarm.shards.clients.denials import Denials
+from gnatswarm.shards.clients.hearing import Hearing
 from gnatswarm.shards.clients.passing import Passing
 from gnatswarm.shards.clients.passwords import Passwords
 from gnatswarm.shards.clients.rights import Rights
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
     from gnatswarm.broker.access.certificate_names import CertificateNames
     from gnatswarm.broker.access.user_index import UserIndex
+    from gnatswarm.broker.allowance import Allowance
     from gnatswarm.broker.connection import Fence
     from gnatswarm.broker.fanout import Fanout
     from gnatswarm.broker.info import InfoTemplate
@@ -89,6 +91,9 @@ NOT_LET_IN = "the new users and rules do not let them in", "the new users and ru
 OTHER_ACCOUNT = "their users have another account now", "its user has another account now"
 TOO_MANY = "there are more than max_connections", "there is one more than max_connections"
 TOO_MANY_OF_ACCOUNT = "their accounts have more than they may", "its account has more than it may"
+
+# Those that are heard out, and stay, are looked at so often.
+SETTLE_AGAIN_S = 0.02
 
 # A leaf node waits for a gateway that is being started, until the handshake's timeout.
 GATEWAY_AGAIN_S = 0.05
@@ -202,6 +207,9 @@ class Clients:
         self._closes_soon = False
         self.closed = Closed(options.limits.max_closed_clients)
         self.passing = Passing()
+        self._hearing = Hearing(self._allowance_of, self.on_other_publish_limits)
+        self._settles_soon = False
+        self._told_when_heard: set[ClientSession] = set()  # that they are to go
         self._is_holding = False
         self._is_departing = False
         self._ended_relays: set[str] = set()  # boot ids
@@ -441,6 +449,8 @@ class Clients:
         del self.open[session.connection.cid]
         self.closed.note_moved(row.account, row.in_msgs, row.in_bytes, row.out_msgs, row.out_bytes)
         self._untold.pop(session, None)
+        self._told_when_heard.discard(session)
+        self._hearing.forget(session)
         self._unchecked.pop(session, None)
         self._reload_later.pop(session.connection.cid, None)
         self._page.pass_connection(self._shard)
@@ -573,6 +583,8 @@ class Clients:
         cid = session.connection.cid
         del self.open[cid]
         self._leaf_nodes.discard(session)
+        self._hearing.forget(session)
+        self._told_when_heard.discard(session)
         self._reload_later.pop(cid, None)
         self._ending.pop(session, None)
         self._untold.pop(session, None)
@@ -708,19 +720,37 @@ class Clients:
                 session.socket.kick(reason)
         self._reactor.finish()
 
-    def hear_out_ended(self) -> set[int]:
-        """Carry out what clients sent that have closed, without their publish_limits; who they are.
+    def read_ahead(self) -> tuple[int, set[int]]:
+        """Carry out what clients have sent that have closed, or are over their publish_limits, without these.
 
-        Their rate does not matter any more, and this shard does not wait for them.
+        Of how many, and the ids of those that have closed. The others have their limit again behind it.
         """
-        ended: set[int] = set()
-        for cid, session in self.open.items():
-            if self.allowances.of(session.user, session.account) is not None and session.has_ended:
-                ended.add(cid)
-                session.connection.allow(None)
-                session.connection.publish_again()
+        self._hear(self.open.values())
+        heard = self._hearing.sessions
+        return len(heard), {session.connection.cid for session in heard if session.has_ended}
+
+    def _hear(self, sessions: Iterable[ClientSession]) -> None:
+        self._hearing.begin(sessions)
         self._reactor.finish()
-        return ended
+        if self._hearing.sessions and not self._settles_soon:
+            self._settles_soon = True
+            asyncio.get_running_loop().call_later(SETTLE_AGAIN_S, self._settle)
+
+    def _settle(self) -> None:
+        self._settles_soon = False
+        heard = self._hearing.settle()
+        self._tell({session: True for session in heard if session in self._told_when_heard})
+        self._told_when_heard.difference_update(heard)
+        self._hear(())
+
+    def hear_out(self, sessions: Iterable[ClientSession]) -> list[ClientSession]:
+        """Those of them that may be closed now: others are heard out first (`Hearing`), for a second at most."""
+        heard = [session for session in sessions if self._hearing.is_over(session)]
+        self._reactor.finish()
+        return heard
+
+    def _allowance_of(self, session: ClientSession) -> Allowance | None:
+        return self.allowances.of(session.user, session.account)
 
     def is_deaf(self, cid: int) -> bool:
         """Whether this client is here, and reads no other INFO now: it understands none, or has had no PONG."""
@@ -786,12 +816,22 @@ class Clients:
         if not with_tls_only:
             self.info = self.info.for_departure()
             self._forget_info()
-        self._tell({session: True for session in self.open.values() if not with_tls_only or self.stays(session)})
+        self._tell_to_go([session for session in self.open.values() if not with_tls_only or self.stays(session)])
 
     def announce_end_of_relays(self, relays: list[str]) -> None:
         """Ask those clients to reconnect whose TLS is in these processes (`ldm` in INFO)."""
         self._ended_relays.update(relays)
-        self._tell({session: True for session in self.open.values() if session.relay in relays})
+        self._tell_to_go([session for session in self.open.values() if session.relay in relays])
+
+    def _tell_to_go(self, sessions: list[ClientSession]) -> None:
+        """Ask these to reconnect. What those had sent that are over their publish_limits is read ahead.
+
+        Who has closed answers INFO with a reset, which ends what its kernel still has.
+        """
+        self._hear(sessions)
+        heard = self._hearing.sessions
+        self._told_when_heard.update(session for session in sessions if session in heard)
+        self._tell({session: True for session in sessions if session not in heard})
 
     def is_told_to_go(self, session: ClientSession) -> bool:
         """Whether all clients of this shard, or of this one's relay, are asked to reconnect."""

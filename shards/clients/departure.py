@@ -76,6 +76,7 @@ class Departure:
         self._accepted_s = self._started_s
         self._to_close = -1  # how many there were when closing began
         self._ending: set[int] = set()  # those that have ended, and are heard out
+        self._hears = False  # where nobody moves: what had been sent was read ahead
         self._mover = mover
         self._is_moving = mover is not None
         self._is_awaited = is_awaited
@@ -98,6 +99,9 @@ class Departure:
                 self._go_on_moving(self._mover, now_s)
             if is_quiet and not self._clients.open:
                 self._mover.hand_over()
+        elif not self._hears and now_s - self._started_s >= self._grace_s * MOVING_PART:
+            self._hears = True  # (other shards close their clients as soon as the grace is over)
+            self._read_ahead()
         if is_quiet and not self._clients.open and not self._is_awaited():
             self._on_done()
             return
@@ -122,16 +126,19 @@ class Departure:
             behind = f" ({n_behind} of them behind what they have not read, if they read it)" if n_behind else ""
             logger.info("Leaving: %d clients did not move, and are told%s%s", len(self._clients.open), behind, why)
         self._clients.announce_departure()
-        self._ending |= self._clients.hear_out_ended()
+        self._read_ahead()
 
     def _begin_to_close(self) -> bool:
-        """Whether clients can be closed at once: not where some that have ended are just being heard out."""
+        """Whether clients can be closed at once: not where some are just being heard out."""
         self._to_close = len(self._clients.open)
         if self._mover is None and self._to_close:
             self._spread_s = min(self._spread_s, LONGEST_INTERVAL_S * self._to_close)
-        ending = self._clients.hear_out_ended()
-        self._ending |= ending
-        return not ending
+        return not self._read_ahead()
+
+    def _read_ahead(self) -> int:
+        heard, ended = self._clients.read_ahead()
+        self._ending |= ended
+        return heard
 
     def _close_some(self, share: float) -> None:
         """Close clients until `share` of the first count is gone: late those with pending bytes, last who has ended."""
@@ -143,4 +150,6 @@ class Departure:
             return session.connection.cid in self._ending, session.connection.pending_bytes > 0
 
         chosen = sorted(self._clients.open.values(), key=lateness)[:excess]
-        self._clients.close(chosen, CloseReason.SERVER_SHUTDOWN)
+        heard = self._clients.hear_out(chosen)
+        if share < 1.0 or len(heard) == len(chosen):  # (at the end all at once, or nobody would get what they say)
+            self._clients.close(heard, CloseReason.SERVER_SHUTDOWN)

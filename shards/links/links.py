@@ -138,6 +138,10 @@ class LinkSocket(Protocol):
     def is_hung_up(self) -> bool:
         """Whether the other end has closed it, perhaps without us having read that."""
 
+    @property
+    def unread_bytes(self) -> int:
+        """What has come and is not carried out."""
+
     def kick(self, reason: CloseReason) -> None:
         """Close it; its session is told later."""
 
@@ -247,6 +251,16 @@ class Links:
     def has_unsent(self) -> bool:
         """Whether any sibling has yet to be sent what it is to have."""
         return any(session.link.pending_bytes for session in self._sessions.values())
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether anything of siblings' is still to be carried out."""
+        return any(one.socket is not None and one.socket.unread_bytes for one in self._sessions.values())
+
+    @property
+    def siblings(self) -> list[int]:
+        """The numbers of those that links lead to."""
+        return list(self._sessions)
 
     def listen_anew(self) -> None:
         """Listen again at the same path, whose file was removed; existing links are unaffected."""

@@ -156,6 +156,14 @@ cdef class LayeredSocket(Socket):
         return self.has_ended or (self.frames is not None and self.frames.is_over) or Socket.is_hung_up.__get__(self)
 
     @property
+    def unread_bytes(self) -> int:
+        """With what a layer has; of frames that are paused nobody knows how much."""
+        kept = sum([len(data) for _, data in self.kept]) if self.kept else 0
+        if self.tls is not None and self.peer.holds:
+            kept += self.incoming.pending
+        return kept + self.is_paused() + Socket.unread_bytes.__get__(self)
+
+    @property
     def has_tls(self) -> bool:
         """Whether the wire is encrypted."""
         return self.tls is not None

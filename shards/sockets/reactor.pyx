@@ -434,6 +434,14 @@ cdef class Socket(Source):
         look.revents = 0
         return poll(&look, 1, 0) > 0 and (look.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0
 
+    @property
+    def unread_bytes(self) -> int:
+        """What has come and is not carried out: it is still in the kernel, or its peer is held."""
+        cdef int unread = 0
+        if self.fd < 0 or ioctl(self.fd, FIONREAD, &unread) < 0:
+            unread = 0
+        return unread + (self.peer.partial_size if self.peer.holds else 0)
+
     def end_sending(self) -> bool:
         """Tell the other end that nothing more comes; what it sends is read on. False: something is not sent yet."""
         if self.fd >= 0:

@@ -132,7 +132,7 @@ class End(Pipe):
 
     process: Process
     other: End
-    opened = 0
+    opened = unread_bytes = 0
 
     def __init__(self, process: Process) -> None:
         self.process = process
@@ -304,8 +304,11 @@ class Clients:
     def announce_departure(self, *, with_tls_only: bool = False) -> None:
         pass
 
-    def hear_out_ended(self) -> set[int]:
-        return set()
+    def read_ahead(self) -> tuple[int, set[int]]:
+        return 0, set()
+
+    def hear_out(self, sessions: Iterable[Any]) -> list[Any]:
+        return list(sessions)
 
     def close(self, sessions: Iterable[Any], _reason: CloseReason) -> None:
         self._process.engine.probe.finish()

@@ -48,6 +48,13 @@ class Client:
         """As much as the kernel takes at once."""
         self._sock.sendall(data)
 
+    def has_heard(self) -> bytes:
+        """What has come by now, and was not waited for; it is not taken."""
+        try:
+            return self.said + self._sock.recv(65536, socket.MSG_PEEK)
+        except BlockingIOError:
+            return self.said
+
     def close(self) -> None:
         self._sock.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 from collections.abc import Callable
 
 import pytest
@@ -100,3 +101,25 @@ async def test_limits_are_the_brokers_on_all_shards(
         await cal.expect("PONG\r\n")
     [bob] = await cluster.clients(1, connect=user("bob", "b"))
     await bob.talk("PUB t.again 1\r\nx\r\n" * 100 + "PING\r\n", expect="PONG\r\n")
+
+
+async def test_what_was_sent_is_carried_out_though_the_broker_stops(
+    start_broker: Start, cluster_of: Callable[[Broker], Cluster]
+) -> None:
+    """By clients that have closed, and one that has not, on either shard, for a subscriber on either."""
+    broker = start_broker(args=["--no-stats"], config=CONFIG.replace('"200ms"', '"0s"'))
+    cluster = cluster_of(broker)
+    watching = await cluster.clients(2, on_different_shards=True, connect=user("all", "c"))
+    for watch in watching:
+        await watch.talk("SUB t 1\r\nPING\r\n", expect="PONG\r\n")
+    bobs = [
+        *await cluster.clients(2, on_different_shards=True, connect=user("bob", "b")),
+        *await cluster.clients(2, on_different_shards=True, connect=user("bob", "b")),
+    ]
+    for bob in bobs:
+        await bob.send("PUB t 1\r\nx\r\n" * 500)
+    for bob in bobs[1:]:
+        bob.close()
+    broker.send_signal(signal.SIGTERM)
+    for watch in watching:
+        assert (await watch.wait_closed()).count(b"MSG t 1 1\r\nx\r\n") == 2000

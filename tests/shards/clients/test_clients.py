@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 import threading
+import time
 from collections.abc import AsyncIterator
 from itertools import pairwise
 
@@ -30,7 +31,7 @@ from gnatswarm.broker.options import (
 )
 from gnatswarm.shards.boundary.control import ClusterNews
 from gnatswarm.shards.clients import clients as clients_module
-from gnatswarm.shards.clients import passwords
+from gnatswarm.shards.clients import hearing, passwords
 from gnatswarm.shards.clients.clients import (
     BUSY_AT_ONCE,
     ENTRIES_COUNT_AS_CLIENT,
@@ -661,26 +662,84 @@ async def test_a_reload_does_not_touch_who_has_not_said_yet_who_it_is(after: Opt
     house.close()
 
 
-async def test_who_has_ended_is_heard_out_without_its_limit_and_others_keep_theirs() -> None:
-    """A shard that leaves does not wait for the rate of those who have gone."""
-    house = OneShard(Options(users=(User("a", publish_limits=PublishLimits(messages=2, stall_s=0)),), no_auth_user="a"))
-    try:
-        clients = house.shard.clients
-        ended, stays = house.connect(), house.connect()
-        for client in (ended, stays):
-            await client.talk(b"PING\r\n")
+class Limited:
+    """A shard whose clients may publish two messages per second; two of them have just sent fifty."""
+
+    def __init__(self) -> None:
+        limits = PublishLimits(messages=2, stall_s=0)
+        self.house = OneShard(Options(users=(User("a", publish_limits=limits),), no_auth_user="a"))
+        self.clients = self.house.shard.clients
+
+    async def begin(self) -> tuple[Client, Client]:
+        first, second = self.house.connect(), self.house.connect()
+        for client in (first, second):
+            await client.talk(b'CONNECT {"verbose":false,"protocol":1}\r\nPING\r\n')
             client.send(b"PUB a 1\r\n.\r\n" * 50)
-        connections = [session.connection for session in clients.open.values()]
-        await until(lambda: sum(one.in_msgs for one in connections) >= 2)
-        assert connections[0].in_msgs < 50
-        assert clients.hear_out_ended() == set()
-        ended.close()
-        assert clients.hear_out_ended() == {1}
-        await until(lambda: 1 not in clients.open)
-        assert connections[0].in_msgs == 50
-        assert connections[1].in_msgs < 50 and not connections[1].is_closing
-    finally:
-        house.close()
+        self.sessions = list(self.clients.open.values())
+        self.connections = [session.connection for session in self.sessions]
+        await until(lambda: all(session.socket.unread_bytes for session in self.sessions if session.socket))
+        assert all(one.in_msgs < 25 for one in self.connections)
+        return first, second
+
+
+@pytest.fixture
+async def limited() -> AsyncIterator[Limited]:
+    limited = Limited()
+    yield limited
+    limited.house.close()
+
+
+async def test_who_has_ended_is_heard_out_without_its_limit_and_others_keep_theirs(limited: Limited) -> None:
+    """A shard that leaves does not wait for the rate of those who have gone, and does not know who has."""
+    ended, stays = await limited.begin()
+    ended.close()
+    assert limited.clients.read_ahead() == (2, {1})
+    await until(lambda: 1 not in limited.clients.open)
+    await until(lambda: limited.connections[1].in_msgs == 50)
+    assert limited.connections[0].in_msgs == 50
+    waits = limited.connections[1].publish_waits
+    await until(lambda: limited.clients.read_ahead() == (0, set()))
+    stays.send(b"PUB a 1\r\n.\r\n" * 50)
+    await until(lambda: limited.connections[1].publish_waits > waits)
+    assert limited.connections[1].in_msgs < 75
+
+
+async def test_who_goes_on_talking_is_heard_so_far_and_for_so_long_alone(
+    limited: Limited, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hearing, "MOST_BYTES", 1000)
+    talks, _ = await limited.begin()
+    assert limited.clients.hear_out(limited.sessions) == []
+    await until(lambda: limited.connections[0].in_msgs == 50)
+    assert limited.clients.hear_out(limited.sessions) == []
+    talks.send(b"PUB a 1\r\n.\r\n" * 100)
+    await until(lambda: limited.connections[0].in_msgs == 150)
+    assert limited.clients.hear_out(limited.sessions) == [limited.sessions[0]]
+    monkeypatch.setattr(time, "monotonic", lambda: time.monotonic_ns() / 1e9 + hearing.HEAR_OUT_S)
+    assert limited.clients.hear_out(limited.sessions) == limited.sessions
+
+
+async def test_who_may_be_closed_has_nothing_more_to_say(limited: Limited, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hearing, "DRY_S", 0.0)
+    ended, _ = await limited.begin()
+    quiet = limited.house.connect()
+    await quiet.talk(b"PING\r\n")
+    sessions = list(limited.clients.open.values())
+    ended.close()
+    assert limited.clients.hear_out(sessions) == sessions[2:]
+    await until(lambda: len(limited.clients.open) == 2)
+    await until(lambda: limited.clients.hear_out(sessions[1:]) == sessions[1:])
+    assert [one.in_msgs for one in limited.connections] == [50, 50]
+
+
+async def test_who_is_over_its_limit_is_told_to_go_when_it_has_been_heard(limited: Limited) -> None:
+    """One that has closed would answer INFO with a reset, and its kernel would send nothing more."""
+    tells, _ = await limited.begin()
+    quiet = limited.house.connect()
+    await quiet.talk(b'CONNECT {"verbose":false,"protocol":1}\r\nPING\r\n')
+    limited.clients.announce_departure()
+    assert b'"ldm":true' in quiet.has_heard() and tells.has_heard() == b""
+    assert b'"ldm":true' in await tells.wait(b"\r\n") and limited.connections[0].in_msgs == 50
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,9 @@ class Clock:
     def call_later(self, delay_s: float, callback: Callable[..., object], *arguments: Any) -> None:
         heapq.heappush(self._due, (self.now_s + delay_s, next(self._numbers), callback, arguments))
 
+    def call_soon(self, callback: Callable[..., object], *arguments: Any) -> None:
+        self.call_later(0.0, callback, *arguments)
+
     def advance(self, seconds: float) -> None:
         until_s = self.now_s + seconds
         while self._due and self._due[0][0] <= until_s:
@@ -51,6 +54,7 @@ class Clients:
     told: int = 0
     closed: list[tuple[float, int]] = field(default_factory=list)
     ended: set[int] = field(default_factory=set)  # the other end has closed, and what it sent is still to be read
+    unheard: set[int] = field(default_factory=set)  # who is still being heard out
     heard_out_s: list[float] = field(default_factory=list)
     passwords: Any = field(default_factory=lambda: SimpleNamespace(close=lambda: None))
 
@@ -62,9 +66,13 @@ class Clients:
     def announce_departure(self, *, with_tls_only: bool = False) -> None:
         self.told += not with_tls_only
 
-    def hear_out_ended(self) -> set[int]:
+    def read_ahead(self) -> tuple[int, set[int]]:
         self.heard_out_s.append(self.clock.now_s)
-        return self.ended & set(self.open)
+        ended = self.ended & set(self.open)
+        return len(ended), ended
+
+    def hear_out(self, sessions: Iterable[Any]) -> list[Any]:
+        return [session for session in sessions if session.connection.cid not in self.unheard]
 
     def close(self, sessions: Iterable[Any], reason: CloseReason) -> None:
         assert reason is CloseReason.SERVER_SHUTDOWN
@@ -373,6 +381,23 @@ async def test_a_departure_that_has_begun_is_not_begun_again(router: Router, clo
     assert router.steps.count("Drained") == 1
 
 
+async def test_a_shard_that_stops_encrypts_the_last_words_for_clients_that_have_moved(
+    router: Router, clock: Clock, clients: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The shards that have them close them at the same time."""
+    monkeypatch.setattr(clients, "close_all", lambda reason: router.steps.append("close all"), raising=False)
+    relay = SimpleNamespace(connections=1)
+    router.worker._relay = relay  # type: ignore[assignment]
+    router.worker._end()
+    assert router.steps == ["stop listening", "close all", "close links"] and not router.worker.done.done()
+    relay.connections = 0
+    router.worker._on_relay_changed()
+    clock.advance(0.0)
+    assert router.worker.done.result() == 0
+    router.worker._on_departed()  # it was leaving
+    assert "Drained" not in router.steps
+
+
 def test_the_log_says_why_clients_did_not_move(
     clock: Clock, clients: Clients, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -406,7 +431,34 @@ def test_who_has_ended_is_heard_out_before_anybody_is_closed_and_is_closed_last(
     began_s = clock.now_s
     Leaving(clock, clients, grace_s=5.0, spread_s=0.0, quiet_s=1.0, mover=Mover(clock) if moves else None)
     clock.advance(5.0 + 4 * STEP_S)
-    in_time = [at_s for at_s in clients.heard_out_s if at_s < began_s + 5.0]
-    assert len(in_time) == moves
+    in_time = [at_s - began_s for at_s in clients.heard_out_s if at_s < began_s + 5.0]
+    assert in_time == [pytest.approx(4.0, abs=2 * STEP_S)]
     assert clients.heard_out_s[-1] < clients.closed[0][0]
     assert [cid for _, cid in clients.closed] == [3, 1, 2]
+
+
+def test_who_is_still_being_heard_is_not_closed_yet(clock: Clock, clients: Clients) -> None:
+    for _ in range(10):
+        clients.come()
+    clients.unheard = {1}
+    Leaving(clock, clients, grace_s=1.0, spread_s=1.0, quiet_s=0.0)
+    clock.advance(1.5)
+    assert 1 in clients.open and len(clients.closed) in (4, 5)
+    clock.advance(1.0)
+    assert 1 in clients.open
+    clients.unheard.clear()
+    clock.advance(2 * STEP_S)
+    assert not clients.open
+
+
+def test_where_all_are_closed_at_once_nobody_is_before_the_last_one_is_heard(clock: Clock, clients: Clients) -> None:
+    """What it says may be for the others."""
+    for _ in range(3):
+        clients.come()
+    clients.unheard = {3}
+    leaving = Leaving(clock, clients, grace_s=1.0, spread_s=0.0, quiet_s=0.0)
+    clock.advance(1.5)
+    assert len(clients.open) == 3
+    clients.unheard.clear()
+    clock.advance(2 * STEP_S)
+    assert leaving.is_done

@@ -1,0 +1,120 @@
+"""A shard that is told to stop closes its clients when all shards have carried out what theirs had sent."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gnatswarm.shards.boundary.page import Page
+from gnatswarm.shards.clients.hearing import HEAR_OUT_S
+from gnatswarm.shards.stopping import LOOK_AGAIN_S, Stopping
+from tests.shards.clients.test_departure import Clock
+
+AT_ONCE_S = 2 * LOOK_AGAIN_S
+
+
+class Shard:
+    """One of a broker's, with one client; its clients and links are as the test says."""
+
+    def __init__(self, clock: Clock, page: Page, number: int, siblings: list[int]) -> None:
+        self.is_unheard = False
+        self.connection = SimpleNamespace(pending_bytes=0)
+        session = SimpleNamespace(connection=self.connection)
+        clients = SimpleNamespace(
+            open={1: session}, hear_out=lambda sessions: [] if self.is_unheard else list(sessions)
+        )
+        self.links = SimpleNamespace(siblings=siblings, has_unsent=False, has_unread=False)
+        self.ends = 0
+        self._arguments: Any = (clock, number, clients, self.links, page, self._on_end)
+
+    def stop(self) -> None:
+        Stopping(*self._arguments)
+
+    def _on_end(self) -> None:
+        self.ends += 1
+
+
+class Two:
+    """Two shards, of which the first has begun to stop."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.page = Page.create()
+        self.first, self.second = Shard(self.clock, self.page, 0, [1]), Shard(self.clock, self.page, 1, [0])
+
+
+@pytest.fixture
+def two() -> Two:
+    return Two()
+
+
+def test_without_siblings_and_anything_to_hear_it_ends_at_once() -> None:
+    shard = Shard(Clock(), Page.create(), 0, [])
+    shard.stop()
+    assert shard.ends == 1
+
+
+def test_all_end_when_the_last_has_heard_its_clients(two: Two) -> None:
+    two.second.is_unheard = True
+    two.first.stop()
+    two.second.stop()
+    two.clock.advance(HEAR_OUT_S / 2)
+    assert (two.first.ends, two.second.ends) == (0, 0)
+    two.second.is_unheard = False
+    two.clock.advance(AT_ONCE_S)
+    assert (two.first.ends, two.second.ends) == (1, 1)
+
+
+@pytest.mark.parametrize("what", ["has_unsent", "has_unread"])
+def test_what_siblings_have_sent_each_other_is_carried_out(two: Two, what: str) -> None:
+    setattr(two.first.links, what, True)
+    two.first.stop()
+    two.second.stop()
+    two.clock.advance(HEAR_OUT_S / 2)
+    assert two.first.ends == 0
+    assert two.second.ends == (what == "has_unread"), "what the first has to send is for the second"
+    setattr(two.first.links, what, False)
+    two.clock.advance(AT_ONCE_S)
+    assert (two.first.ends, two.second.ends) == (1, 1)
+
+
+def test_it_does_not_wait_for_a_sibling_that_has_gone(two: Two) -> None:
+    two.first.stop()
+    two.clock.advance(AT_ONCE_S)
+    assert two.first.ends == 0
+    two.first.links.siblings.clear()
+    two.clock.advance(AT_ONCE_S)
+    assert two.first.ends == 1
+
+
+def test_it_waits_for_nothing_longer_than_its_time_and_nobody_waits_for_it_then(two: Two) -> None:
+    two.first.is_unheard = True
+    two.first.stop()
+    two.clock.advance(HEAR_OUT_S - AT_ONCE_S)
+    assert two.first.ends == 0
+    two.clock.advance(2 * AT_ONCE_S)
+    assert two.first.ends == 1
+    two.second.stop()
+    assert two.second.ends == 1
+
+
+def test_a_client_that_takes_its_output_may_go_on_and_one_that_does_not_is_not_waited_for(two: Two) -> None:
+    shard = Shard(two.clock, two.page, 0, [])
+    shard.connection.pending_bytes = 1000
+    shard.stop()
+    for _ in range(5):
+        shard.connection.pending_bytes -= 100
+        two.clock.advance(LOOK_AGAIN_S)
+        assert shard.ends == 0
+    two.clock.advance(AT_ONCE_S)
+    assert shard.ends == 1
+
+
+def test_who_begins_to_serve_has_not_been_heard_out(two: Two) -> None:
+    """A process of that number may have ended before."""
+    two.page.note_heard_out(1, True)
+    assert [two.page.is_heard_out(shard) for shard in (0, 1)] == [False, True]
+    two.page.note_heard_out(1, False)
+    assert not two.page.is_heard_out(1)
