@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from urllib.parse import parse_qs
 
-from gnatswarm.shards.boundary.rows import SORTS
+from gnatswarm.shards.boundary.rows import LONGEST_IDLE, SORTS
 
 DEFAULT_LIMIT = 1024
 # The most rows of one page. By default a broker has at most 65,536 connections; longer lists of subscriptions, subjects
@@ -132,14 +132,14 @@ class PageQuery:
             return "detail"
         return "list" if self.flag("subs") else ""
 
-    def sort(self, state: str) -> str:
+    def sort(self, state: str, *, is_like_newer: bool = False) -> str:
         """The sort key for connections in that state."""
         text = self.text("sort") or "cid"
-        if text not in SORTS:
+        if text not in SORTS or text == LONGEST_IDLE:
             raise BadQuery(f"invalid sorting option: {text[:80]}")
         if text in ("stop", "reason") and state != "closed":
             raise BadQuery(f"sort by {text} only valid on closed connections")
-        return text
+        return LONGEST_IDLE if text == "idle" and is_like_newer else text
 
     def shard(self, known: list[int]) -> int | None:
         """The requested shard; None: the whole broker."""

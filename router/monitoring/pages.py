@@ -219,7 +219,7 @@ class Pages:
         """
         facts = self._facts(query)
         state = query.state
-        sort = query.sort(state)
+        sort = query.sort(state, is_like_newer=facts.options.is_like_newer)
         shows_user, subs, offset, limit, cid = (
             query.flag("auth"),
             query.subs,

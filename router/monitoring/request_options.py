@@ -36,6 +36,8 @@ class RequestOptions(msgspec.Struct):
     filter_subject: str = ""
     mqtt_client: str = ""
     account: str = ""
+    stream: str = ""
+    consumer: str = ""
     test: str = ""
     accounts: tuple[str, ...] = ()
     include_unused: bool = False

@@ -86,7 +86,7 @@ class SystemAnswers:
         self._of_server: dict[str, Callable[[RequestOptions], Awaitable[object]]] = {
             "VARZ": lambda asked: self._page(self._state.pages.varz),
             "CONNZ": lambda asked: self._connections(asked, asked.acc),
-            "SUBSZ": lambda asked: self._subscriptions(asked, asked.account),
+            "SUBSZ": lambda asked: self._subscriptions(asked, asked.account, is_listed=asked.subscriptions),
             "ROUTEZ": lambda asked: self._page(self._state.pages.routez, subs=_subs(asked)),
             "GATEWAYZ": lambda asked: self._page(self._state.pages.gatewayz),
             "LEAFZ": lambda asked: self._leafs(asked, asked.account),
@@ -97,7 +97,7 @@ class SystemAnswers:
         }
         self._of_account: dict[str, Callable[[RequestOptions, str], Awaitable[object]]] = {
             "CONNZ": self._connections,
-            "SUBSZ": self._subscriptions,
+            "SUBSZ": lambda asked, name: self._subscriptions(asked, name, is_listed=True),
             "LEAFZ": self._leafs,
             "JSZ": self._no_jetstream,
             "INFO": lambda asked, name: self._state.pages.account_detail(self._state.gather(), name),
@@ -121,9 +121,9 @@ class SystemAnswers:
             body = b""
         if words[-1:] in (["KICK"], ["LDM"]):
             _check_client_named(words[-1], body)
-        is_for_all = words[-1:] == ["CONNS"]  # whichever servers its body names, but that is not malformed: as there
+        is_for_all = words[-1:] == ["CONNS"]  # whichever servers its body names, as there
         try:
-            asked = request_options(words[-1] if words[1:] != ["PING"] else "STATSZ", body)
+            asked = request_options(words[-1] if words[1:] != ["PING"] else "STATSZ", body, says_who=not is_for_all)
         except BadOptions as error:
             if is_for_all:
                 raise Unasked from None
@@ -141,7 +141,7 @@ class SystemAnswers:
             case ["SERVER", name, what] if name in ("PING", self._view.server_id):
                 return await self._server(name, what, asked, body)
             case ["ACCOUNT", name, "CONNS"]:
-                return await self._connection_count(name)
+                return await self._connection_count(name, asked)
             case ["ACCOUNT", "PING", "STATZ"]:
                 return await self._wrapped(self._statistics(asked, ""))
             case ["ACCOUNT", *names, what] if what in self._of_account:
@@ -211,10 +211,9 @@ class SystemAnswers:
         return await self._page(self._state.pages.leafz, subs=int(asked.subscriptions), acc=account)
 
     async def _connections(self, asked: RequestOptions, account: str) -> object:
-        if not 0 <= asked.state < len(_STATES):
-            raise BadQuery(f"invalid state: {asked.state}")
+        is_state = 0 <= asked.state < len(_STATES)
         subject = asked.filter_subject if asked.filter_subject != ">" else ""
-        return await self._page(
+        page = await self._page(
             lambda query: self._state.pages.connz(query, subject),
             sort=asked.sort,
             auth=int(asked.auth),
@@ -222,15 +221,14 @@ class SystemAnswers:
             offset=max(asked.offset, 0),
             limit=max(asked.limit, 0),
             cid=max(asked.cid, 0),
-            state=_STATES[asked.state],
+            state=_STATES[asked.state] if is_state else "open",
             user=asked.user,
             acc=account,
-            mqtt_client=asked.mqtt_client,
+            mqtt_client=asked.mqtt_client if is_state else "nobody",
         )
+        return page if is_state or not isinstance(page, dict) else page | {"total": 0}
 
-    async def _subscriptions(self, asked: RequestOptions, account: str) -> object:
-        # For one account nats-server lists them without `subscriptions`.
-        is_listed = asked.subscriptions or bool(account and not asked.account)
+    async def _subscriptions(self, asked: RequestOptions, account: str, *, is_listed: bool) -> object:
         offset, limit = max(asked.offset, 0), max(asked.limit, 0)
         query: dict[str, str | int] = {"offset": offset, "limit": limit, "test": asked.test, "acc": account}
         page = await self._page(self._state.pages.subsz, subs=int(is_listed), **query)
@@ -240,8 +238,12 @@ class SystemAnswers:
         bounds = {"total": 0, "offset": offset, "limit": limit or DEFAULT_LIMIT}
         return {**aggregate.head(self._state.gather()), **page, **bounds}
 
-    async def _health(self, _asked: RequestOptions) -> object:
+    async def _health(self, asked: RequestOptions) -> object:
         fault = self._state.pages.health()
+        if self._is_like_newer:
+            query = {"account": asked.account, "stream": asked.stream, "consumer": asked.consumer}
+            if wrong := PageQuery(urlencode(query)).healthz(is_like_newer=True):
+                return {"status": "error", "status_code": 400, "error": wrong}
         found: Document = {"status": "unavailable"} if fault else {"status": "ok"}
         if self._is_like_newer:
             found["status_code"] = 503 if fault else 200
@@ -368,9 +370,10 @@ class SystemAnswers:
                 yield one["acc"], one["total_conns"], subject, document
             await pace()
 
-    async def _connection_count(self, account: str) -> bytes:
+    async def _connection_count(self, account: str, asked: RequestOptions) -> bytes:
         facts = self._state.gather()
         found = await self._state.pages.account_statistics(facts, (account,), unused=True)
-        if not found:
+        # As there, also of what the body names another account for, or of an account without clients.
+        if asked.acc not in ("", account) or not found or not found[0]["conns"]:
             raise Unasked
         return advisory.account_connections(self._named(), facts.now_us, found[0])

@@ -507,6 +507,8 @@ class ClientPart(PageStruct):
     is_deaf: bool = False  # it is here, but reads no `ldm` now: nothing was done
 
 
+# What `idle` means in nats-server 2.15, which begins with those that have been idle for longest, closed ones too.
+LONGEST_IDLE = "idle of 2.15"
 # /connz?sort=… → key function of (row, now), for an ascending sort. Counts are negated: the largest come first.
 SORTS: dict[str, Callable[[ConnectionRow, int], int | str]] = {
     "cid": lambda row, _now_us: row.cid,
@@ -519,6 +521,7 @@ SORTS: dict[str, Callable[[ConnectionRow, int], int | str]] = {
     "bytes_from": lambda row, _now_us: -row.in_bytes,
     "last": lambda row, _now_us: -row.active_us,
     "idle": lambda row, now_us: (row.stop_us or now_us) - row.active_us,
+    LONGEST_IDLE: lambda row, _now_us: row.active_us,
     "uptime": lambda row, now_us: (row.stop_us or now_us) - row.start_us,
     "stop": lambda row, _now_us: -row.stop_us,
     "reason": lambda row, _now_us: row.reason,

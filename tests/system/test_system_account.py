@@ -731,6 +731,44 @@ async def test_the_number_of_connections_of_an_account_is_told_whichever_servers
     assert not asker.inbox
 
 
+async def test_the_number_of_connections_is_not_told_of_an_account_without_clients_or_that_the_body_does_not_name(
+    cluster,
+):
+    await cluster.client_on(0, said("a"))
+    asker = await cluster.client_on(0, said("s"))
+    assert await is_silent(asker, "$SYS.REQ.ACCOUNT.$G.CONNS")
+    assert await is_silent(asker, "$SYS.REQ.ACCOUNT.A.CONNS", {"acc": "B"})
+    for body in ({"acc": "A"}, {"acc": "A", "server_name": 7}):
+        assert (await ask(asker, "$SYS.REQ.ACCOUNT.A.CONNS", body))["acc"] == "A"
+
+
+async def test_connections_in_a_state_that_there_is_not_are_none(cluster):
+    asker = await cluster.client_on(0, said("s"))
+    for state in (-1, 3):
+        page = (await ask(asker, "$SYS.REQ.SERVER.PING.CONNZ", {"state": state, "limit": 2, "offset": 1}))["data"]
+        counts = [page[key] for key in ("num_connections", "total", "offset", "limit", "connections")]
+        assert counts == [0, 0, 1, 2, []]
+
+
+async def test_the_subject_says_whose_subscriptions_are_listed(cluster):
+    client = await cluster.client_on(0, said("a"))
+    await client.talk("SUB only.a 1\r\nPING\r\n", expect="PONG\r\n")
+    asker = await cluster.client_on(0, said("s"))
+    page = (await ask(asker, "$SYS.REQ.ACCOUNT.A.SUBSZ", {"account": "B", "test": "only.a"}))["data"]
+    assert {row["account"] for row in page["subscriptions_list"]} == {"A"}
+
+
+@pytest.mark.kinds(*NEWER)
+@pytest.mark.parametrize(
+    ("asked", "lacks"), [({"stream": "s"}, '"account"'), ({"account": "A", "consumer": "c"}, '"stream"')]
+)
+async def test_what_the_health_of_a_stream_is_asked_without_is_said(cluster, asked, lacks):
+    asker = await cluster.client_on(0, said("s"))
+    data = (await ask(asker, "$SYS.REQ.SERVER.PING.HEALTHZ", asked))["data"]
+    assert (data["status"], data["status_code"]) == ("error", 400)
+    assert data["error"].startswith(f"{lacks} must not be empty when checking ")
+
+
 @pytest.mark.kinds("gnatswarm-1", "gnatswarm-2", "gnatswarm-4", "nats-server")
 async def test_as_2_9_nobody_answers_what_newer_servers_are_asked(cluster):
     asker = await cluster.client_on(0, said("s"))

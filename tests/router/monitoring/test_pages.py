@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -320,6 +321,25 @@ async def test_a_client_with_thousands_of_subscriptions_is_shown_in_many_turns(
     page = asyncio.ensure_future(site.pages.connz(PageQuery(f"subs={subs}")))
     assert await turns_until_done(page) > 10
     assert page.result().splitlines()[3:] == at_once.splitlines()[3:]
+
+
+@pytest.mark.parametrize(("compatibility", "cids"), [("2.9", [4, 3, 2, 1]), ("2.15", [1, 2, 3, 4])])
+async def test_who_has_been_idle_for_longest_comes_first_in_2_15_and_last_in_2_9(
+    compatibility: str, cids: list[int]
+) -> None:
+    site = Site(options=Options(compatibility=compatibility))
+
+    def answer(number: int, query: rows.ConnectionsQuery) -> list[Any]:
+        every = [connection(cid, active_us=START_US + cid) for cid in (1, 2, 3, 4) if cid % 2 == number]
+        every.sort(key=rows.order(query.sort, query.now_us))
+        return [rows.ConnectionsPart(len(every), every[: query.most])]
+
+    for number in (0, 1):
+        site.shards.answers[number, rows.ConnectionsQuery] = partial(answer, number)
+    page = await site.get("/connz", "sort=idle")
+    assert [one["cid"] for one in page["connections"]] == cids
+    page = await site.get("/connz", "sort=idle&limit=1&offset=1")
+    assert [one["cid"] for one in page["connections"]] == cids[1:2]
 
 
 async def test_thousands_of_queue_groups_are_summed_up_in_many_turns(monkeypatch: pytest.MonkeyPatch) -> None:
