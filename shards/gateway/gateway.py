@@ -235,7 +235,7 @@ class Gateway:
         """End, and lose nothing on its way: other servers get what shards have sent, and shards what those have.
 
         Shards choose nobody outside any more, and have said all; then other servers are told that nothing more comes,
-        and close when they have read that. After `within_s` it ends in any case. Encrypted connections are just closed.
+        and close when they have read that. After `within_s` it ends in any case.
         """
         self._doors.close()
         for remote in self._remotes:

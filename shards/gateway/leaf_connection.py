@@ -79,7 +79,7 @@ class LeafConnection:
         self._loop_timer: asyncio.TimerHandle | None = None
         self._refusals = Refusals(loop, self)
         self.link = ServerLink(exchange, self, is_route=False)
-        self.socket: Socket | None = None  # None: it is encrypted, or goes by WebSocket
+        self.socket: Socket | None = None  # None: not yet
 
     # ---- from the engine
 

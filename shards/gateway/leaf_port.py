@@ -183,7 +183,7 @@ class LeafPort:
             from gnatswarm.shards.sockets.layered import LayeredSocket
 
             layered = LayeredSocket(gate)
-            self._reactor.open(fd, session.link, session, layered)
+            session.socket = self._reactor.open(fd, session.link, session, layered)
             if gate.is_silent and gate.fallback_s:
                 self._loop.call_later(gate.fallback_s, layered.speak_first)
         session.greet()
@@ -204,7 +204,7 @@ class LeafPort:
             return
         session = self._new_session(fd, leaf.host, leaf.port, frames, leaf.names)
         layered = LayeredSocket(Gate(timeout_s=0, frames=lambda _: frames), leaf.socket)
-        self._reactor.put(fd, session.link, session, leaf.socket, layered)
+        session.socket = self._reactor.put(fd, session.link, session, leaf.socket, layered)
         session.greet()
         self.flush()
 

@@ -335,7 +335,7 @@ class Remote:
             from gnatswarm.shards.sockets.layered import LayeredSocket
 
             layered = LayeredSocket(gate)
-            self._reactor.open(sock.detach(), session.link, session, layered)
+            session.socket = self._reactor.open(sock.detach(), session.link, session, layered)
             try:
                 layered.connect()
             except Exception:

@@ -158,7 +158,7 @@ class RouteSession:
         self._refusals = Refusals(loop, self)
         self.link = ServerLink(exchange, self, is_route=True)
         self.link.must_authenticate = dialled is None
-        self.socket: Socket | None = None  # None: it is encrypted
+        self.socket: Socket | None = None  # None: not yet
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host

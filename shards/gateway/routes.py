@@ -419,7 +419,7 @@ class Routes:
         from gnatswarm.shards.sockets.layered import LayeredSocket
 
         layered = LayeredSocket(gate)
-        self._reactor.open(fd, session.link, session, layered)
+        session.socket = self._reactor.open(fd, session.link, session, layered)
         if dialled is not None:
             try:
                 layered.connect()

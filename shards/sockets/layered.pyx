@@ -14,12 +14,12 @@ from libc.errno cimport EAGAIN, EINTR, errno
 from libc.stdint cimport uint32_t
 from libc.string cimport memcpy
 
-from ssl import MemoryBIO, SSLError, SSLWantReadError
+from ssl import MemoryBIO, SSLError, SSLWantReadError, SSLZeroReturnError
 
 from gnatswarm.broker.outbuf cimport (
-    CLOSE_CLIENT_CLOSED, CLOSE_PROTOCOL_VIOLATION, CLOSE_READ_ERROR, CLOSE_SLOW_CONSUMER_PENDING_BYTES,
-    CLOSE_SLOW_CONSUMER_WRITE_DEADLINE, CLOSE_TLS_HANDSHAKE_FAILURE, CLOSE_WRITE_ERROR, OutBuf, iovec,
-    out_call, out_condemn, out_gather, out_take)
+    CLOSE_CLIENT_CLOSED, CLOSE_PROTOCOL_VIOLATION, CLOSE_READ_ERROR, CLOSE_SERVER_SHUTDOWN,
+    CLOSE_SLOW_CONSUMER_PENDING_BYTES, CLOSE_SLOW_CONSUMER_WRITE_DEADLINE, CLOSE_TLS_HANDSHAKE_FAILURE,
+    CLOSE_WRITE_ERROR, OutBuf, iovec, out_call, out_condemn, out_gather, out_pending, out_take)
 from gnatswarm.broker.word cimport likely, unlikely
 from gnatswarm.shards.sockets.reactor cimport Reactor, Socket, note_read
 from gnatswarm.shards.sockets.source cimport monotonic_us
@@ -453,6 +453,8 @@ cdef class LayeredSocket(Socket):
                         break
             except SSLWantReadError:
                 is_dry = True
+            except SSLZeroReturnError:   # close_notify, where we have sent ours
+                is_over = True
             except SSLError as error:
                 self.queue_outgoing()
                 self.owner.on_wire_error(tls_error_text(error))
@@ -478,6 +480,8 @@ cdef class LayeredSocket(Socket):
                 data = self.tls.read(RECORD_BYTES)
             except SSLWantReadError:
                 break
+            except SSLZeroReturnError:   # see decrypt()
+                data = b""
             except SSLError as error:
                 self.queue_outgoing()
                 self.owner.on_wire_error(tls_error_text(error))
@@ -806,6 +810,29 @@ cdef class LayeredSocket(Socket):
             self.arm(self.armed | <uint32_t>EPOLLIN)
 
     # ---- the end
+
+    def end_sending(self) -> bool:
+        """As Socket's, in the words of the layers: a close frame, close_notify. The socket itself says nothing: a relay
+        that has the TLS of this connection takes that for the end of both directions."""
+        if self.stage == PLAIN:
+            return Socket.end_sending(self)
+        if self.fd < 0:
+            return True
+        if out_pending(&self.peer.out) or self.unsent is not None:
+            return False
+        if self.tls is not None and (self.tls.pending() or self.incoming.pending):
+            return False   # (OpenSSL drops data that it finds when it looks for the other end's close_notify)
+        if self.frames is not None:
+            last = self.frames.farewell(CLOSE_SERVER_SHUTDOWN)
+            if last:
+                self.queue(last)
+        if self.tls is not None:
+            try:
+                self.tls.unwrap()
+            except SSLError:
+                pass   # the other end has not sent its close_notify
+            self.queue_outgoing()
+        return True
 
     cdef void part(self, int reason) noexcept:
         """Send close frame and close_notify, if the socket still takes them."""

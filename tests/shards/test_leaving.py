@@ -13,10 +13,10 @@ from gnatswarm.shards.gateway.leaving import Leaving
 class Session:
     """A connection; `did` is what was done to it."""
 
-    def __init__(self, *, slot: int = 32, is_plain: bool = True) -> None:
+    def __init__(self, *, slot: int = 32, has_socket: bool = True) -> None:
         self.did: list[str] = []
         self.link = SimpleNamespace(slot=slot, fall_silent=lambda: self.did.append("falls silent"))
-        self.socket = SimpleNamespace(end_sending=self.end_sending) if is_plain else None
+        self.socket = SimpleNamespace(end_sending=self.end_sending) if has_socket else None
 
     def end_sending(self) -> bool:
         self.did.append("ends sending")
@@ -30,7 +30,7 @@ class Session:
     ("session", "did"),
     [
         (Session(), ["ends sending", "falls silent"]),
-        (Session(is_plain=False), ["Server Shutdown"]),
+        (Session(has_socket=False), ["Server Shutdown"]),
         (Session(slot=-1), ["Server Shutdown"]),  # who has not said who it is
     ],
 )

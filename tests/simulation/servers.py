@@ -167,10 +167,10 @@ class Gateway:
 class DoorSession:
     """What a gateway that leaves does with a connection."""
 
-    def __init__(self, door: Door, *, is_encrypted: bool) -> None:
+    def __init__(self, door: Door) -> None:
         self._door = door
         self.link = door.link
-        self.socket = None if is_encrypted else self
+        self.socket = self
 
     def end_sending(self) -> bool:
         """Nothing more comes from the gateway, which reads on."""
@@ -181,11 +181,8 @@ class DoorSession:
         return True
 
     def close(self, _why: str) -> None:
-        """It is encrypted: the gateway reads no more either."""
-        assert self.socket is None, "what the server has sent could have been read"
-        self._door.has_ended = True
-        self._door.server.servers.lose_with(self._door)
-        self.link.end()
+        """The gateway reads no more either."""
+        raise AssertionError("what the server has sent could have been read")
 
 
 class Door:
@@ -211,7 +208,7 @@ class Door:
         probe = gateway.process.probe
         self.link: ServerLink = ServerLink(gateway.exchange, self, is_route=server.kind == "route")
         self.socket = probe.adopt(self.link)
-        self.session = DoorSession(self, is_encrypted=server.is_encrypted)
+        self.session = DoorSession(self)
         self.link.takes_origins = server.says != NO_LNOC
         self.link.names_origins = server.says == LNOCU
         self.link.is_fenced = server.is_fenced
@@ -361,7 +358,6 @@ class Server:
         self.origin = rng.choice(origins) if kind != "hub" else ""
         self.takes_only_queues = takes_only_queues  # it is a gnatswarm, and knows QMSG
         self.is_fenced = takes_only_queues and kind == "route"  # … and has said that its clients' PONGs wait for ours
-        self.is_encrypted = number % 4 == 3
         self.short_id = f"NSERVER{self.number:05}"
         self.door: Door | None = None
         self.wants: list[Subscription] = []  # what its user is subscribed to now

@@ -13,7 +13,7 @@ from gnatswarm.router.commands.operator_commands import exchange, find
 from gnatswarm.router.supervision.operator_socket import AnyRequest, Reply, RestartRequest, ScaleRequest
 from tests.support import swarm
 from tests.support.authority import Authority, Pair
-from tests.support.framed import FramedClient, connect, upgrade, websocket_port
+from tests.support.framed import CLOSE, FramedClient, connect, frame, upgrade, websocket_port
 from tests.support.leaves import Net, subscribed
 from tests.support.servers import Broker
 from tests.system.test_leaf import Start, net, start
@@ -88,16 +88,26 @@ async def test_no_message_is_lost_where_shards_become_fewer_and_the_relay_ends_w
 
 @pytest.mark.parametrize(("relay_s", "carried"), [(60.0, "1 clients that have moved and 1"), (0.0, "1")])
 async def test_a_restart_ends_the_connection_with_the_gateway_and_not_before(
-    hub: Hub, authority: Authority, relay_s: float, carried: str
+    hub: Hub, net: Net, authority: Authority, relay_s: float, carried: str
 ) -> None:
-    """Also one by which clients with TLS are told to reconnect. Their relay serves leaf nodes, too."""
+    """Also one by which clients with TLS are told to reconnect. Their relay serves leaf nodes, too.
+
+    What the leaf node sends until it has read the end is not lost.
+    """
     broker = hub(1)
     context = authority.client_context()
     clients = [await connect(websocket_port(broker), context=context)] * bool(relay_s)
     leaf = await leaf_by(0, broker, context)
+    local = await net.client(broker)
+    await subscribed(local, "up 1")
+    await until_said(leaf, b"LS+ up\r\n")
     restarting = asyncio.create_task(ask(broker, RestartRequest(relay_s)))
-    await leaf.rest()
+    while leaf.closed is None:
+        assert await leaf.read_frame(DEADLINE_S) >= 0
+    await leaf.say(b"LMSG up 4\r\nlast\r\n")
+    await leaf.send(frame(CLOSE, (1001).to_bytes(2, "big")))
     leaf.close()
+    assert [one.payload for one in await local.messages(1, DEADLINE_S)] == [b"last"]
     await restarting
     lines = broker.log.lines
     (left,) = [at for at, line in enumerate(lines) if f"No shard any more: encrypting for {carried} leaf nodes" in line]

@@ -8,6 +8,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -28,6 +29,7 @@ from gnatswarm.shards.sockets.gate import Gate
 from gnatswarm.shards.sockets.layered import LayeredSocket
 from gnatswarm.shards.sockets.reactor import Reactor, Socket
 from tests.shards.boundary.test_client_hello import client_hello, records
+from tests.support.authority import Authority
 from tests.support.engine import QUIET, Session
 from tests.support.framed import BINARY, CLOSE, KEY, PING, PONG, deflated, frame
 
@@ -193,6 +195,17 @@ class LastWords:
         self.said.append(raw)
 
 
+class HeldWords(LastWords):
+    """Its link is held by the first of them."""
+
+    link: ServerLink
+
+    def on_error(self, raw: bytes) -> None:
+        super().on_error(raw)
+        if len(self.said) == 1:
+            self.link.wait()
+
+
 class Bench:
     """A reactor with a plain client that is in, and clients that are not."""
 
@@ -205,6 +218,7 @@ class Bench:
         self.failures: list[str] = []  # of handshakes
         self.expects_close = False
         self.closed: list[CloseReason] = []
+        self.framed: Socket | None = None  # of reach_by_websocket
         self.reactor = Reactor(self._fanout)
         stack.callback(self.reactor.close)
         self.plain = self.connect(None)
@@ -263,13 +277,15 @@ class Bench:
         self.reactor.turn()
         return ours
 
-    def reach_by_tls(self, layer: Records, peer: Peer, gate: Gate | None = None) -> socket.socket:
+    def reach_by_tls(
+        self, layer: Records, peer: Peer, gate: Gate | None = None, keeper: Doorkeeper | None = None
+    ) -> socket.socket:
         """The other end of a connection whose handshake is done."""
         ours, theirs = socket.socketpair()
         self._stack.enter_context(ours)
         theirs.setblocking(False)
         gate = gate or Gate(timeout_s=60.0, context=layer)  # type: ignore[arg-type]
-        keeper = Doorkeeper(admits=True)
+        keeper = keeper or Doorkeeper(admits=True)
         keeper.socket = self.reactor.open(theirs.detach(), peer, keeper, LayeredSocket(gate))
         ours.sendall(b"\x16\0\0\0\0")
         self.reactor.turn()
@@ -286,7 +302,7 @@ class Bench:
         frozen = FrozenSocket(
             opened_us=1, used_us=1, work=0, read_us=1, frames=FrozenFrames(deflate=FrozenDeflate(15, 15))
         )
-        self.reactor.open(theirs.detach(), peer, self, LayeredSocket(gate, frozen))
+        self.framed = self.reactor.open(theirs.detach(), peer, self, LayeredSocket(gate, frozen))
         return ours
 
     def connect_by_both(self, session: Session) -> socket.socket:
@@ -574,3 +590,101 @@ def test_what_another_server_said_before_it_ended_is_read_by_who_writes_to_it_fi
     assert [words.strip() for words in session.said] == [b"'first'", b"'last'"]
     bench.reactor.turn()
     assert not select.select([bench.reactor.fd], [], [], 0)[0]
+
+
+class Secured:
+    """The other end of a real TLS connection, on the same thread as the reactor."""
+
+    def __init__(
+        self, bench: Bench, link: ServerLink, keeper: Doorkeeper, authority: Authority, version: ssl.TLSVersion
+    ) -> None:
+        pair = authority.server()
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(pair.cert, pair.key)
+        context.maximum_version = version
+        self._bench = bench
+        self.sock, theirs = socket.socketpair()
+        theirs.setblocking(False)
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self.tls = authority.client_context().wrap_bio(self._incoming, self._outgoing, server_hostname="localhost")
+        layered = LayeredSocket(Gate(timeout_s=60.0, context=context))
+        keeper.socket = bench.reactor.open(theirs.detach(), link, keeper, layered)
+        self.tried(self.tls.do_handshake)
+        self.tried(self.tls.do_handshake)
+
+    def tried(self, step: Callable[[], object]) -> object:
+        """Do this, and pass on what both have to say; None: there is more to be read first."""
+        found: object = None
+        with contextlib.suppress(ssl.SSLWantReadError):
+            found = step()
+        self.sock.sendall(self._outgoing.read())
+        self._bench.reactor.turn()
+        with contextlib.suppress(BlockingIOError):
+            self._incoming.write(self.sock.recv(65536, socket.MSG_DONTWAIT))
+        return found
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_a_server_that_is_told_the_end_by_tls_is_read_until_it_ends(
+    bench: Bench, tmp_path: Path, version: ssl.TLSVersion
+) -> None:
+    session = LastWords()
+    link, keeper = bench.dial_server(session), Doorkeeper(admits=True)
+    other = Secured(bench, link, keeper, Authority(tmp_path), version)
+    link.send(b"-ERR 'ours'\r\n")
+    bench.reactor.finish()
+    assert keeper.socket is not None and keeper.socket.end_sending()
+    other.tried(lambda: None)
+    assert other.tried(lambda: other.tls.read(100)) == b"-ERR 'ours'\r\n"
+    assert other.tried(lambda: other.tls.read(100)) == b""  # close_notify
+    other.tried(lambda: other.tls.write(b"-ERR 'theirs'\r\n"))
+    assert [words.strip() for words in session.said] == [b"'theirs'"] and not keeper.reasons
+    other.tls.write(b"-ERR 'last'\r\n")
+    other.tried(other.tls.unwrap)
+    bench.reactor.turn()
+    assert [words.strip() for words in session.said] == [b"'theirs'", b"'last'"]
+    assert keeper.reasons == [CloseReason.CLIENT_CLOSED]
+    other.sock.close()
+
+
+def test_a_server_that_is_told_the_end_by_a_close_frame_is_read_until_it_ends(bench: Bench) -> None:
+    session = LastWords()
+    link = bench.dial_server(session)
+    ours = bench.reach_by_websocket(link)
+    bench.reactor.turn()
+    opened = bench.framed
+    assert opened is not None
+    link.send(b"-ERR 'ours'\r\n")
+    assert not opened.end_sending()  # something is not sent yet
+    bench.reactor.finish()
+    assert opened.end_sending()
+    came = ours.recv(1000)
+    assert came.startswith(bytes([0x82, 13]) + b"-ERR 'ours'\r\n" + bytes([0x80 | CLOSE]))
+    bench.expects_close = True
+    ours.sendall(frame(BINARY, b"-ERR 'theirs'\r\n"))
+    bench.reactor.turn()
+    assert not link.is_closing
+    ours.sendall(frame(BINARY, b"-ERR 'last'\r\n") + END_OF_FRAMES)
+    bench.reactor.turn()
+    assert [words.strip() for words in session.said] == [b"'theirs'", b"'last'"]
+    assert bench.closed == [CloseReason.CLIENT_CLOSED]
+    assert ours.recv(1000) == b""  # no second close frame
+
+
+def test_the_end_is_not_told_by_tls_before_what_has_come_is_read(bench: Bench) -> None:
+    """OpenSSL drops it where it looks for the other end's close_notify."""
+    session = HeldWords()
+    session.link = link = bench.dial_server(session)
+    layer, keeper = Records(), Doorkeeper(admits=True)
+    rules = Rules(WebSocket(port=1, no_tls=False, tls=Tls()), most_bytes=2 << 20, is_encrypted=True)
+    gate = Gate(timeout_s=60.0, context=layer, frames=lambda frozen: Frames(rules, frozen))  # type: ignore[arg-type]
+    ours = bench.reach_by_tls(layer, link, gate, keeper)
+    ours.sendall(record(UPGRADE))
+    bench.reactor.turn()
+    ours.sendall(record(frame(BINARY, b"-ERR 'first'\r\n")) + record(frame(BINARY, b"-ERR 'last'\r\n")))
+    bench.reactor.turn()
+    assert len(session.said) == 1 and keeper.socket is not None
+    assert not keeper.socket.end_sending()
+    link.go_on()
+    bench.reactor.finish()
+    assert len(session.said) == 2 and keeper.socket.end_sending()
