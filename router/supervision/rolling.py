@@ -80,7 +80,7 @@ class Rolling:
         for shard in broker.members:
             is_wanted = shard.is_gateway or shard.number < broker.wanted
             if is_wanted and not shard.state.is_accepting:
-                return f"{shard.name.lower()} does not serve: it is {shard.state.phase.value}"
+                return f"{shard.name.lower()} does not serve: it {shard.state.doing}"
             if not is_wanted and shard.state.phase is not Phase.STOPPED:
                 return f"{shard.name.lower()} is still leaving"
         return ""
@@ -390,12 +390,13 @@ class Rolling:
             is_down = state.phase is Phase.STOPPED or (state.phase is Phase.BACKING_OFF and would_fail_again)
             cannot = is_start and is_down
             if cannot or left_s <= 0:
-                why = f": {state.fatal_reason or state.last_reason}" if cannot else f" within {within_s:.0f} s"
+                late = f" within {within_s:.0f} s: it {state.doing}"
+                why = f": {state.fatal_reason or state.last_reason}" if cannot else late
                 what = "does not serve" if is_start else "has not left"
                 raise RollingFailed(f"{shard.name.lower()} {what}{why}; the other shards serve on")
             if time.monotonic() - self._said_at >= SAY_EVERY_S:
                 n = self._connections(shard)
-                self._tell(f"{shard.name.lower()} is {state.phase.value}, with {n} client{'' if n == 1 else 's'}")
+                self._tell(f"{shard.name.lower()} {state.doing}, with {n} client{'' if n == 1 else 's'}")
             left_s -= await _pause()
 
     async def _wait_left(self, spare: SupervisedShard) -> None:

@@ -97,6 +97,15 @@ class ShardState(msgspec.Struct, frozen=True):
         return self.phase is Phase.READY and self.is_wanted and self.is_in_step and not self.is_suspect
 
     @property
+    def doing(self) -> str:
+        """What the shard does, as what is said of it: "is starting"; of one that is ready why nobody is sent to it."""
+        if self.phase is not Phase.READY or self.is_accepting:
+            return f"is {self.phase.value}"
+        if self.is_suspect:
+            return "does not answer"
+        return "is to leave" if not self.is_wanted else "has no link to some other shard"
+
+    @property
     def is_linked(self) -> bool:
         """Whether its siblings should hold a link to it."""
         return self.phase in (Phase.LINKED, Phase.READY, Phase.DRAINING)

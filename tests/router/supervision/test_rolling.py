@@ -47,6 +47,24 @@ async def test_an_upgrade_does_not_begin_where_the_broker_has_gone_on_meanwhile(
     assert not begun
 
 
+@pytest.mark.parametrize(
+    ("state", "why"),
+    [
+        (ShardState(phase=Phase.READY, is_wanted=True, is_suspect=True), "it does not answer"),
+        (ShardState(phase=Phase.READY, is_wanted=True, is_in_step=False), "it has no link to some other shard"),
+        (ShardState(phase=Phase.READY), "it is to leave"),
+        (ShardState(phase=Phase.BACKING_OFF, is_wanted=True), "it is backing off"),
+    ],
+)
+async def test_a_restart_that_cannot_begin_says_of_which_shard_what_is_wrong(state: ShardState, why: str):
+    """It said "does not serve: it is ready" of one that hangs, and of one without a link."""
+    broker = a_broker(a_shard(0, "a"), a_shard(1, "b"))
+    broker.members[1].state = state
+    commands: Any = SimpleNamespace()
+    rolling = Rolling(broker, commands)
+    assert await rolling.restart(lambda text: None, 0.0) == ("", f"shard 1 does not serve: {why}")
+
+
 def test_new_clients_go_to_shards_that_have_been_replaced():
     shards = [a_shard(0, "a"), a_shard(1, "new"), a_shard(2, "additional")]
     supervisor: Any = SimpleNamespace(_broker=a_broker(*shards, rolling=RollingRecord(2, ["a", "b"])))
