@@ -123,6 +123,7 @@ class Worker:
         self._say_full_at_s = 0.0
         self._departure: Departure | None = None
         self._stopping: Stopping | None = None
+        self._is_over = False  # everybody is closed, because it was told to stop
         self._departures: Departures | None = None
         self._host: Host | None = None
         self._placing: Placing | None = None
@@ -608,6 +609,8 @@ class Worker:
         return is_on_way or is_asked or self._links.has_unsent
 
     def _on_departed(self) -> None:
+        if self._is_over:  # it was told to stop meanwhile
+            return
         self._shard.stop_listening()
         self._has_drained = True
         # Links may still hold frames for siblings, who close them once the router has told them that we have left.
@@ -631,14 +634,18 @@ class Worker:
 
     def _end(self) -> None:
         """Close everybody."""
-        if self.done.done():  # (a shard that was leaving has left meanwhile)
+        if self._is_relay or self.done.done():  # (a shard that was leaving has left meanwhile)
             return
+        self._is_over = True
         self._shard.stop_listening()
         if self._gateway is not None:
             self._gateway.close()
         self._shard.clients.close_all(CloseReason.SERVER_SHUTDOWN)
         self._close_ways()
-        self._finish(0)
+        if self._relay is not None and self._relay.clients:  # (whose shards close them just now)
+            self._loop.call_later(STOP_WITHIN_S, self._finish, 0)
+        else:
+            self._finish(0)
 
     # ---- after the shard's end: the TLS of clients that have moved
 
@@ -698,7 +705,9 @@ class Worker:
                 self._reopen_log()
 
     def _on_relay_changed(self) -> None:
-        if self._is_relay and self._relay is not None and not self._relay.clients:
+        if self._is_over and self._relay is not None and not self._relay.clients:
+            self._loop.call_soon(self._finish, 0)
+        elif self._is_relay and self._relay is not None and not self._relay.clients:
             logger.info("All clients with TLS have left")
             self._loop.call_soon(self._finish, 0)
         elif self._is_relay and self._telling is None:

@@ -782,23 +782,28 @@ class Clients:
     def announce_departure(self, *, with_tls_only: bool = False) -> None:
         """Ask every client, and from now on every new one, to reconnect elsewhere (`ldm` in INFO).
 
-        `with_tls_only`: those alone that cannot move, because of their TLS. What those had sent that are over their
-        publish_limits is read ahead: who has closed answers INFO with a reset, which ends what its kernel still has.
+        `with_tls_only`: those alone that cannot move, because of their TLS.
         """
         self._is_departing = not with_tls_only
         if not with_tls_only:
             self.info = self.info.for_departure()
             self._forget_info()
-        sessions = [session for session in self.open.values() if not with_tls_only or self.stays(session)]
-        self._hear(sessions)
-        heard = self._hearing.sessions
-        self._told_when_heard.update(session for session in sessions if session in heard)
-        self._tell({session: True for session in sessions if session not in heard})
+        self._tell_to_go([session for session in self.open.values() if not with_tls_only or self.stays(session)])
 
     def announce_end_of_relays(self, relays: list[str]) -> None:
         """Ask those clients to reconnect whose TLS is in these processes (`ldm` in INFO)."""
         self._ended_relays.update(relays)
-        self._tell({session: True for session in self.open.values() if session.relay in relays})
+        self._tell_to_go([session for session in self.open.values() if session.relay in relays])
+
+    def _tell_to_go(self, sessions: list[ClientSession]) -> None:
+        """Ask these to reconnect. What those had sent that are over their publish_limits is read ahead.
+
+        Who has closed answers INFO with a reset, which ends what its kernel still has.
+        """
+        self._hear(sessions)
+        heard = self._hearing.sessions
+        self._told_when_heard.update(session for session in sessions if session in heard)
+        self._tell({session: True for session in sessions if session not in heard})
 
     def is_told_to_go(self, session: ClientSession) -> bool:
         """Whether all clients of this shard, or of this one's relay, are asked to reconnect."""

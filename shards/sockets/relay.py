@@ -5,13 +5,15 @@ one end of a socket pair as the client's connection, and this carries the bytes 
 It knows no operation of the protocol, and no subscription. Invariants: plaintext is read from a shard only when the
 client's kernel has taken everything before, and ciphertext from a client only when the shard's end has, so each side
 feels how slow the other is, and a connection holds at most MOST_UNSENT_BYTES; the end of either side reaches the other
-behind all bytes. Called by the worker, and by `shards.clients.clients` when a client goes.
+behind all bytes; also where this process ends a client, which has closed perhaps, but for what is beyond
+MOST_KEPT_BYTES. Called by the worker, and by `shards.clients.clients` when a client goes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import select
 import socket
 from ssl import SSLError, SSLWantReadError
 from typing import TYPE_CHECKING, NamedTuple
@@ -35,6 +37,13 @@ LINGER_S = 1.0
 STEP_S = 0.05
 # Others have their turn after so many reads of one connection.
 READS_AT_ONCE = 4
+# Of a client that is ended and has not closed, so much of what it has sent is kept for its shard at most, …
+MOST_KEPT_BYTES = 1024 * 1024
+# … and of all together.
+MOST_KEPT_OF_ALL = 64 * 1024 * 1024
+# Where nothing has come for so long, nothing is on its way: a kernel that had no room for more looks again by then.
+DRY_S = 0.25
+KEEP_ON_S = 2.0
 
 
 class DetachedTls(NamedTuple):
@@ -60,6 +69,7 @@ class Relay:
         self._on_changed = on_changed
         self._streams: dict[int, _Stream] = {}  # by descriptor
         self._to_end: list[_Stream] | None = None
+        self._kept = _Kept()
 
     @property
     def clients(self) -> int:
@@ -80,7 +90,7 @@ class Relay:
         """Carry the bytes of this connection from now on; `label` is its client in log lines."""
         client = socket.socket(fileno=left.fd)
         client.setblocking(False)
-        stream = self._streams[left.fd] = _Stream(self._loop, label, left, client, ours, self._on_ended)
+        stream = self._streams[left.fd] = _Stream(self._loop, label, left, client, ours, self._on_ended, self._kept)
         stream.go_on()
         self._on_changed()
 
@@ -110,10 +120,17 @@ class Relay:
             stream.close()
 
 
+class _Kept:
+    """What is kept of clients that are ended, of all connections of a relay."""
+
+    bytes = 0
+
+
 class _Stream:
     """One connection."""
 
     __slots__ = (
+        "_bytes_read",
         "_client",
         "_client_events",
         "_fd",
@@ -121,12 +138,15 @@ class _Stream:
         "_has_told_shard",
         "_incoming",
         "_is_client_gone",
+        "_is_ending",
         "_is_input_over",
         "_is_output_over",
+        "_kept",
         "_label",
         "_loop",
         "_on_ended",
         "_outgoing",
+        "_own_kept_bytes",
         "_shard",
         "_shard_events",
         "_tls",
@@ -142,8 +162,10 @@ class _Stream:
         client: socket.socket,
         shard: socket.socket,
         on_ended: Callable[[int], None],
+        kept: _Kept,
     ) -> None:
         self._loop = loop
+        self._kept = kept
         self._label = label  # the client in log lines
         self._fd = left.fd
         self._client = client
@@ -154,6 +176,9 @@ class _Stream:
         self._to_shard = bytearray()
         self._client_events = self._shard_events = (False, False)  # whether it is read, and written
         self._is_input_over = False  # nothing more comes from the client
+        self._is_ending = False  # it is ended: what has come is read, though the shard has not taken what came before
+        self._bytes_read = 0  # since then, …
+        self._own_kept_bytes = 0  # … and of these in `kept`
         self._is_output_over = False  # nothing more comes from the shard: it has closed its end
         self._is_client_gone = False  # nothing more can be sent to the client
         self._has_told_client = self._has_told_shard = False  # of the end of the other side
@@ -166,15 +191,55 @@ class _Stream:
         self._settle()
 
     def end_input(self) -> None:
-        """Read the client no more: its shard closes it, and we follow."""
-        self._is_input_over = True
+        """Read the client no more than what it has sent by now: its shard closes it behind that, and we follow.
+
+        One that has closed is carried on as before, to its end.
+        """
+        if not self._is_input_over and not self._is_ending and not self._has_hung_up:
+            self._is_ending = True
+            self._look_whether_dry(-1, self._loop.time() + KEEP_ON_S)
         self._settle()
+
+    @property
+    def _has_hung_up(self) -> bool:
+        """Whether the client has closed, though not all that it sent may have been read."""
+        look = select.poll()
+        look.register(self._client, select.POLLRDHUP)
+        return bool(look.poll(0))
+
+    def _look_whether_dry(self, read_before: int, until_s: float) -> None:
+        """End the input if nothing has come since the last look, or for long enough."""
+        if not self._is_ending or self._is_input_over or self._client.fileno() < 0:
+            return
+        if self._bytes_read == read_before or self._loop.time() >= until_s:
+            self._cut()
+            self._settle()
+        else:
+            self._loop.call_later(DRY_S, self._look_whether_dry, self._bytes_read, until_s)
+
+    def _keep(self, size: int) -> None:
+        """So much more has come of a client that is ended."""
+        self._bytes_read += size
+        self._own_kept_bytes += size
+        self._kept.bytes += size
+        if self._bytes_read >= MOST_KEPT_BYTES or self._kept.bytes >= MOST_KEPT_OF_ALL:
+            self._cut()
+
+    def _keep_nothing(self) -> None:
+        self._kept.bytes -= self._own_kept_bytes
+        self._own_kept_bytes = 0
+
+    def _cut(self) -> None:
+        """Read no more of it, unless it has closed by now: then it ends by itself."""
+        self._is_ending = False
+        self._is_input_over = self._is_input_over or not self._has_hung_up
 
     def close(self) -> None:
         """Close both ends at once."""
         if self._client.fileno() < 0:
             return
         self._watch(False, False, False, False)
+        self._keep_nothing()
         self._client.close()
         self._shard.close()
         self._on_ended(self._fd)
@@ -204,6 +269,8 @@ class _Stream:
         if data:
             self._incoming.write(data)
             self._decrypt()
+            if self._is_ending:
+                self._keep(len(data))
         else:
             self._is_input_over = True
         self._settle()
@@ -285,6 +352,8 @@ class _Stream:
             self._to_client.clear()
         if self._to_shard and not self._is_output_over and not self._send(self._shard, self._to_shard):
             self._to_shard.clear()  # it has closed, which its end will say
+        if not self._to_shard:
+            self._keep_nothing()
         if self._is_output_over:
             if self._is_client_gone:
                 self.close()
@@ -297,7 +366,8 @@ class _Stream:
             self._has_told_shard = True
             with contextlib.suppress(OSError):
                 self._shard.shutdown(socket.SHUT_WR)
-        reads_client = not self._is_input_over and not self._to_shard and len(self._to_client) <= MOST_UNSENT_BYTES
+        may_read = not self._is_input_over and (self._is_ending or not self._to_shard)
+        reads_client = may_read and len(self._to_client) <= MOST_UNSENT_BYTES
         lingers = self._is_output_over and not self._to_client
         self._watch(
             reads_client or lingers,

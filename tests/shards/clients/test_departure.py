@@ -33,6 +33,9 @@ class Clock:
     def call_later(self, delay_s: float, callback: Callable[..., object], *arguments: Any) -> None:
         heapq.heappush(self._due, (self.now_s + delay_s, next(self._numbers), callback, arguments))
 
+    def call_soon(self, callback: Callable[..., object], *arguments: Any) -> None:
+        self.call_later(0.0, callback, *arguments)
+
     def advance(self, seconds: float) -> None:
         until_s = self.now_s + seconds
         while self._due and self._due[0][0] <= until_s:
@@ -376,6 +379,23 @@ async def test_a_departure_that_has_begun_is_not_begun_again(router: Router, clo
     assert clients.told == 1
     clock.advance(20.0)
     assert router.steps.count("Drained") == 1
+
+
+async def test_a_shard_that_stops_encrypts_the_last_words_for_clients_that_have_moved(
+    router: Router, clock: Clock, clients: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The shards that have them close them at the same time."""
+    monkeypatch.setattr(clients, "close_all", lambda reason: router.steps.append("close all"), raising=False)
+    relay = SimpleNamespace(clients=1)
+    router.worker._relay = relay  # type: ignore[assignment]
+    router.worker._end()
+    assert router.steps == ["stop listening", "close all", "close links"] and not router.worker.done.done()
+    relay.clients = 0
+    router.worker._on_relay_changed()
+    clock.advance(0.0)
+    assert router.worker.done.result() == 0
+    router.worker._on_departed()  # it was leaving
+    assert "Drained" not in router.steps
 
 
 def test_the_log_says_why_clients_did_not_move(

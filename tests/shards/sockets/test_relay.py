@@ -164,6 +164,68 @@ async def test_those_that_stay_are_closed_in_time(relayed: Relayed) -> None:
     assert await relayed.reader.read() == b"unsent "
 
 
+SENT = bytes(600_000)  # more than a shard takes that reads nothing
+
+
+async def stuffed(relayed: Relayed, *, closes: bool = False) -> Any:
+    """The relay's side of a client that has sent more than its shard has taken, and has closed perhaps."""
+    (stream,) = relayed.relay._streams.values()
+    relayed.writer.write(SENT)
+    if closes:
+        relayed.writer.close()
+    await until(lambda: stream._to_shard and not stream._client_events[0])
+    return stream
+
+
+@pytest.mark.parametrize("closes", [False, True])
+async def test_what_the_client_has_sent_by_then_is_handed_on_behind_its_end(
+    relayed: Relayed, monkeypatch: pytest.MonkeyPatch, *, closes: bool
+) -> None:
+    monkeypatch.setattr(relay, "DRY_S", 0.01)
+    await stuffed(relayed, closes=closes)
+    relayed.relay.dismiss(0.0)
+    assert await relayed.shard_reader.read() == b"early " + SENT
+
+
+async def test_of_who_does_not_close_no_more_is_kept_than_there_is_room_for(
+    relayed: Relayed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of each, and of all together; who has taken what was kept makes room."""
+    monkeypatch.setattr(relay, "MOST_KEPT_OF_ALL", 100_000)
+    stream = await stuffed(relayed)
+    relayed.relay.dismiss(0.0)
+    await until(lambda: stream._is_input_over)
+    assert 100_000 <= relayed.relay._kept.bytes < 100_000 + 2 * relay.FEED_BYTES
+    kept = await relayed.shard_reader.read()
+    assert 100_000 < len(kept) < len(SENT)
+    assert relayed.relay._kept.bytes == 0
+
+
+async def test_of_each_that_does_not_close_only_so_much_is_kept(
+    relayed: Relayed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay, "MOST_KEPT_BYTES", 100_000)
+    stream = await stuffed(relayed)
+    relayed.relay.dismiss(0.0)
+    await until(lambda: stream._is_input_over)
+    assert 100_000 <= stream._bytes_read < 100_000 + 2 * relay.FEED_BYTES
+
+
+async def test_who_goes_on_talking_is_ended_all_the_same(relayed: Relayed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "KEEP_ON_S", 0.05)
+    (stream,) = relayed.relay._streams.values()
+    monkeypatch.setattr(relay, "DRY_S", 0.01)
+    relayed.relay.dismiss(0.0)
+
+    def talks_on() -> bool:
+        if not stream._is_input_over:
+            relayed.writer.write(b"x")
+        return bool(stream._is_input_over)
+
+    await until(talks_on)
+    assert (await relayed.shard_reader.read()).startswith(b"early x")
+
+
 def test_those_that_stay_are_closed_one_by_one() -> None:
     now_s = 0.0
     calls: list[tuple[float, Callable[..., None], tuple[object, ...]]] = []
@@ -215,7 +277,7 @@ def test_the_end_of_a_shard_waits_for_the_last_word_of_tls() -> None:
     client: Any = Kernel()
     shard: Any = Kernel()
     left = DetachedTls(7, tls, ssl.MemoryBIO(), outgoing, b"", b"")
-    stream = relay._Stream(loop, "client", left, client, shard, lambda fd: None)
+    stream = relay._Stream(loop, "client", left, client, shard, lambda fd: None, relay._Kept())
     stream._end_output()
     stream._settle()
     assert client.done == []
