@@ -253,11 +253,21 @@ async def turns_until_done(page: asyncio.Future[bytes]) -> int:
     return turns
 
 
+def system_answers(site: Site) -> SystemAnswers:
+    view: Any = SimpleNamespace(
+        options=site.facts.options,
+        server_id="N",
+        server_name="n",
+        listener_groups=SimpleNamespace(servers={}),
+        page=SimpleNamespace(next_event_number=lambda: 1),
+    )
+    state: Any = SimpleNamespace(gather=site.gather, questions=site.shards, pages=site.pages)
+    return SystemAnswers(view, state)
+
+
 async def count_of(site: Site, subject: str) -> bytes:
     """How many subscriptions a request in the system account is told of."""
-    view: Any = SimpleNamespace(options=site.facts.options)
-    state: Any = SimpleNamespace(gather=site.gather, questions=site.shards, pages=site.pages)
-    return await SystemAnswers(view, state).answer(site.facts.options.system_account, SUBSCRIBERS, subject.encode())
+    return await system_answers(site).answer(site.facts.options.system_account, SUBSCRIBERS, subject.encode())
 
 
 async def test_subscriptions_within_a_pattern_are_counted_in_many_turns(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -376,6 +386,13 @@ async def test_accounts_that_a_shard_knows_and_that_have_no_connection_any_more_
 
     assert await named() == ["A"]
     assert await named(has_lost=True) == ["A", "C"]
+
+    async def said(*, has_lost: bool) -> dict[str, int]:
+        told = system_answers(site).connections(has_lost=has_lost)
+        return {account: count async for account, count, _subject, _document in told}
+
+    assert await said(has_lost=False) == {"A": 1}
+    assert await said(has_lost=True) == {"A": 1, "C": 0}
 
 
 async def test_the_statistics_of_an_account_have_a_client_on_its_way() -> None:
