@@ -208,7 +208,8 @@ class Authenticator:
     def readmit(self, admission: Admission) -> Identity | None:
         """The identity, under these rules, of a client admitted under earlier ones; None: it would be refused now.
 
-        None also for a password that is now stored as a bcrypt hash and was not before: it cannot be compared again.
+        None also for a password that is now stored as another bcrypt hash: it cannot be compared again. Of one that was
+        plain before see question_after().
         """
         if not self.is_required:
             return NOBODY
@@ -224,12 +225,29 @@ class Authenticator:
             return None
         return _identity(user)
 
+    def question_after(self, former: Authenticator, admission: Admission) -> HashedPassword | None:
+        """What to compare before readmit() is asked again; None: nothing, its answer counts.
+
+        A client's secret was plain in the former rules, which had admitted it with that one, and is a hash now.
+        """
+        if admission.is_nkey or admission.is_anonymous or bool(self._token) is not bool(former._token):
+            return None
+        wanted, before = self._secret_of(admission), former._secret_of(admission)
+        if not is_hashed(wanted) or not before or is_hashed(before) or not former._proves(admission, before):
+            return None
+        key = Verdicts.key(wanted, admission.proof)
+        return HashedPassword(admission, before, wanted, key) if self._verdicts.get(key) is None else None
+
+    def _secret_of(self, admission: Admission) -> str:
+        """The token or password that a client needs to be who it is; "": there is none."""
+        user = self._users.get(admission.name)
+        return self._token or (user.password if user is not None else "")
+
     def hash_of(self, admission: Admission) -> str:
         """The bcrypt hash that the secret of an admitted client was found to match; "": it was compared otherwise."""
         if admission.is_nkey or admission.is_anonymous or not self.is_required:
             return ""
-        user = self._users.get(admission.name)
-        wanted = self._token or (user.password if user is not None else "")
+        wanted = self._secret_of(admission)
         return wanted if is_hashed(wanted) and self._proves(admission, wanted) else ""
 
     def vouch(self, admission: Admission, hashed: str) -> None:

@@ -44,6 +44,7 @@ from gnatswarm.shards.sockets.window import is_on_this_host
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Set
 
+    from gnatswarm.broker.access.auth import HashedPassword
     from gnatswarm.broker.access.certificate_names import CertificateNames
     from gnatswarm.broker.access.user_index import UserIndex
     from gnatswarm.broker.allowance import Allowance
@@ -133,6 +134,30 @@ class _Disconnection:
         self.on_done = on_done
 
 
+class _Comparison:
+    """Clients that a reload may keep wait for a comparison of their password with its hash."""
+
+    __slots__ = ("_on_done", "host", "question", "sessions")
+
+    def __init__(
+        self, question: HashedPassword, host: str, on_done: Callable[[_Comparison, bool | None], None]
+    ) -> None:
+        """`host`: for whom it is made, as far as turns are concerned."""
+        self.question = question
+        self.host = host
+        self.sessions: list[ClientSession] = []
+        self._on_done = on_done
+
+    @property
+    def is_gone(self) -> bool:
+        """Never: where all have gone it is made all the same, because others are behind it."""
+        return False
+
+    def on_compared(self, _question: HashedPassword, is_same: bool | None) -> None:
+        """It is made, or could not be."""
+        self._on_done(self, is_same)
+
+
 class Clients:
     """All clients of one shard, by id in `sessions`, which is empty at first and shared with `system`.
 
@@ -200,6 +225,10 @@ class Clients:
         self._unchecked: dict[ClientSession, bool] = {}  # not looked at since a reload; whether they listen anew
         self._checks_soon = False
         self._allows_fewer = False  # connections than before, of the reload that is under way
+        self._formers: list[dict[str, Authenticator]] = []  # rules from before the reloads that are not over
+        self._comparisons: dict[bytes, _Comparison] = {}  # by their key, the one being made first
+        self._is_comparing = False
+        self._incomparable: set[bytes] = set()  # keys
         self._on_reloaded: list[Callable[[], None]] = []
         self._reload_closed: Counter[tuple[str, str]] = Counter()  # how many clients a reload has closed; why
         self._surplus: set[int] = set()  # cids of clients that are being closed, and count no more: see _end_surplus
@@ -912,6 +941,7 @@ class Clients:
         self.info = info.for_departure() if self._is_departing else info
         self._forget_info()
         self._set_gates(options)
+        self._formers.append(self.authenticators)
         self._set_authenticators(options, users)
         self.rights = Rights(options, self._mesh, self.rights)
         self.allowances = Allowances(options, self._page, self.allowances)
@@ -966,7 +996,7 @@ class Clients:
         if self._unchecked:
             self._checks_soon = True
             asyncio.get_running_loop().call_soon(self._check_some)
-        else:
+        elif not self._comparisons:
             self._end_reload()
         self._reactor.finish()
 
@@ -991,7 +1021,7 @@ class Clients:
         if self._perhaps_surplus:
             self._closes_soon = True
             asyncio.get_running_loop().call_soon(self._close_some_surplus)
-        elif not self._unchecked:  # (else there was another reload meanwhile, whose end comes here again)
+        elif not self._unchecked and not self._comparisons:  # (else the end of what is left comes here again)
             self._allows_fewer = False
             self._forget_rights()
             self._log_closed()
@@ -1008,8 +1038,55 @@ class Clients:
         self._reload_closed.clear()
 
     def _forget_rights(self) -> None:
-        if not self._reload_later and not self._unchecked:
+        if not self._reload_later and not self._unchecked and not self._comparisons:
             self.rights.all_follow()
+            self._formers.clear()
+            self._incomparable.clear()
+
+    def _compares(self, session: ClientSession) -> bool:
+        """Whether the client, which the rules do not admit as far as is known, waits for a comparison.
+
+        It stays until then as it was: its password was right until now.
+        """
+        if session.admission is None:
+            return False
+        rules = self.authenticators[session.kind]
+        for former in self._formers:
+            question = rules.question_after(former[session.kind], session.admission)
+            if question is not None and question.key not in self._incomparable:
+                comparison = self._comparisons.get(question.key)
+                if comparison is None:
+                    comparison = _Comparison(question, session.host, self._on_compared)
+                    self._comparisons[question.key] = comparison
+                comparison.sessions.append(session)
+                self._compare_next()
+                return True
+        return False
+
+    def _compare_next(self) -> None:
+        """One after another: who logs in has its turn between them."""
+        if self._is_comparing or not self._comparisons:
+            return
+        self._is_comparing = True
+        comparison = next(iter(self._comparisons.values()))
+        if not self.passwords.ask(comparison.question, comparison):
+            asyncio.get_running_loop().call_soon(self._on_compared, comparison, None)
+
+    def _on_compared(self, comparison: _Comparison, is_same: bool | None) -> None:
+        """Look at those again that have waited; where it could not be made, as if it was not the same."""
+        key = comparison.question.key
+        del self._comparisons[key]
+        self._is_comparing = False
+        if is_same is None:
+            self._incomparable.add(key)
+        for session in comparison.sessions:
+            if self.open.get(session.connection.cid) is session:
+                self._unchecked.setdefault(session, False)
+        loop = asyncio.get_running_loop()  # (another client's log-in may have brought this about)
+        loop.call_soon(self._compare_next)
+        if not self._checks_soon:
+            self._checks_soon = True
+            loop.call_soon(self._check_some)
 
     def _note_reload(self, session: ClientSession, *, listens: bool) -> None:
         """While it moves its subscriptions stay as they were announced: other shards count with them."""
@@ -1078,6 +1155,8 @@ class Clients:
             identity = rules.anonymous(session.connection_type)
         else:  # its CONNECT has not come yet, or is being checked
             session.connection.set_limits(self._limits)
+            return
+        if identity is None and self._compares(session):
             return
         if identity is None:
             self._reload_closed[NOT_LET_IN] += 1

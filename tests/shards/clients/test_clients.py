@@ -15,6 +15,7 @@ import bcrypt
 import msgspec
 import pytest
 
+from gnatswarm.broker.access.auth import HashedPassword
 from gnatswarm.broker.access.certificate_names import CertificateNames
 from gnatswarm.broker.errors import CloseReason
 from gnatswarm.broker.limits import Limits
@@ -38,6 +39,7 @@ from gnatswarm.shards.clients.clients import (
     ENTRIES_COUNT_AS_LOOK,
     SURPLUS_AT_ONCE,
 )
+from gnatswarm.shards.clients.passwords import WaitingClient
 from tests.support.framed import BINARY, frame, request
 from tests.support.one_shard import WITHIN_S, Client, OneShard
 from tests.support.turns import until
@@ -812,5 +814,71 @@ async def test_the_log_says_how_many_clients_a_reload_has_closed_and_why(
         await until(lambda: done)
         found = [record.getMessage() for record in caplog.records if record.levelno == logging.INFO]
         assert found == [f"Reloaded: {line}" for line in said]
+    finally:
+        house.close()
+
+
+HASHES = {secret: bcrypt.hashpw(secret.encode(), bcrypt.gensalt(4)).decode() for secret in ("a", "b", "other")}
+
+
+@pytest.mark.parametrize("by_token", [False, True])
+@pytest.mark.parametrize("matches", [True, False])
+async def test_who_has_a_password_that_a_reload_writes_as_its_hash_stays(*, by_token: bool, matches: bool) -> None:
+    """As on nats-server. It was closed, and could log in again."""
+
+    def options(secret: str) -> Options:
+        return Options(auth_token=secret) if by_token else Options(users=(User("u", secret), User("b", "b")))
+
+    house = OneShard(options("a"))
+    try:
+        words = b'"auth_token":"a"' if by_token else b'"user":"u","pass":"a"'
+        clients = [house.connect() for _ in range(3)]
+        for client in clients:
+            await client.talk(b'CONNECT {"verbose":false,%b}\r\nPING\r\n' % words)
+        done: list[int] = []
+        house.shard.reload(options(HASHES["a" if matches else "other"]), lambda: done.append(1))
+        house.shard.reload(
+            msgspec.structs.replace(options(HASHES["a" if matches else "other"]), server_tags=("x",)),
+            lambda: done.append(2),
+        )
+        assert not done and len(house.shard.clients.open) == 3
+        await until(lambda: done)
+        assert house.shard.clients.passwords.compared == 1 and done == [1, 2]
+        if matches:
+            assert [await client.talk(b"PING\r\n") for client in clients] == [b"PONG\r\n"] * 3
+        else:
+            assert [await client.wait(VIOLATION) for client in clients] == [VIOLATION] * 3
+    finally:
+        house.close()
+
+
+async def test_passwords_of_a_reload_are_compared_one_after_another_and_each_client_gets_its_own_answer() -> None:
+    """Three users, of whom two stay, and one whose comparison cannot be made."""
+
+    def options(*secrets: str) -> Options:
+        return Options(users=tuple(User(name, secret) for name, secret in zip("abc", secrets, strict=True)))
+
+    house = OneShard(options("a", "b", "c"))
+    try:
+        clients = [house.connect() for _ in range(3)]
+        for name, client in zip(b"abc", clients, strict=True):
+            await client.talk(b'CONNECT {"verbose":false,"user":"%c","pass":"%c"}\r\nPING\r\n' % (name, name))
+        asked = house.shard.clients.passwords.ask
+        waiting: list[int] = []
+
+        def ask(question: HashedPassword, waiter: WaitingClient) -> bool:
+            waiting.append(house.shard.clients.passwords.waiting)
+            return question.password != "c" and asked(question, waiter)
+
+        house.shard.clients.passwords.ask = ask  # type: ignore[method-assign]
+        done: list[bool] = []
+        after = options(HASHES["a"], HASHES["other"], HASHES["other"])
+        house.shard.reload(after, lambda: done.append(True))
+        await until(lambda: done)
+        assert waiting == [0, 0, 0]
+        assert await clients[0].talk(b"PING\r\n") == b"PONG\r\n"
+        assert [await client.wait(VIOLATION) for client in clients[1:]] == [VIOLATION] * 2
+        house.shard.reload(msgspec.structs.replace(after, server_tags=("x",)))
+        assert await clients[0].talk(b"PING\r\n") == b"PONG\r\n" and waiting == [0, 0, 0]
     finally:
         house.close()
