@@ -126,6 +126,7 @@ SITUATIONS = {
     "… sent on, for its groups alone": "queue message sent on, for its groups alone",
     "… sent on by another member": "queue message sent on by another server",
     "… and sent back by it": "queue message sent back by another server",
+    "answer of a leaf node that may only answer": "answer of a leaf node that may only answer",
     "message of a leaf nodes' cluster to a member": "message of a leaf nodes' cluster to a member",
     "interest of a leaf nodes' cluster": "interest of a leaf nodes' cluster told to a member",
     "a group with members at leaf nodes alone": "members of second choice alone",

@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 OWN_ID = "NOURBROKER00"  # twelve letters, as QMSG has of each server's id
 QUEUES = ("q", "r")  # and, in some worlds, a long one
 LEAF_RIGHTS = (0, 0, 1, 2)
-SHARE_IN_ONE = 0.6  # of worlds with POOLED: all leaf nodes are of one account
+POOL_RIGHTS = (*LEAF_RIGHTS, 5)  # in worlds with POOLED; the last one may only answer what it is sent
+SHARE_IN_ONE = 0.6  # of these worlds: all leaf nodes are of one account
 FIRST_USER = 1000  # numbers of clients from here on are users of other servers
 KINDS = ("route", "route", "leaf", "leaf")
 FENCE_TIMEOUT_S = 0.5
@@ -220,8 +221,13 @@ class Door:
         rights = RIGHTS[server.rights]
         if rights is not None:
             # What our broker may publish to it is what it may subscribe to.
-            rules = PermissionOptions(publish_deny=rights.subscribe_deny, subscribe_deny=rights.publish_deny)
+            rules = PermissionOptions(
+                publish_deny=rights.subscribe_deny,
+                subscribe_allow=() if rights.responses else None,
+                subscribe_deny=rights.publish_deny,
+            )
             self.link.set_permissions(Permissions(rules))
+            self.link.set_answers(rights.responses, rights.responses_expire_s, tells=server.takes_only_queues)
         self.link.begin()
         probe.finish()
 
@@ -368,6 +374,7 @@ class Server:
         self.heard_queues_apart: dict[tuple[str, str, str, str], int] = {}
         self.is_in_step = False  # all has arrived since it was connected, and nothing has ended
         self.to_answer: list[tuple[str, int]] = []
+        self.may_answer: set[str] = set()  # beside what it may publish, over its present connection
         self.frames = 0  # of messages that came
         self.served_beside: set[tuple[int, int]] = set()  # plain subscriptions, and what came for a queue group
         self.told: dict[tuple[str, str, str], int] = {}  # (account, pattern, queue) → members, 1 of no group
@@ -672,6 +679,10 @@ class Server:
                 self.send_on(message, account, subject, queue, body, header_size, f"{been},{whose}".strip(","))
         if reply:
             self.to_answer.append((reply, number))
+            rights = RIGHTS[self.rights]
+            if rights is not None and rights.responses:
+                self.may_answer.add(reply)
+                assert not self.takes_only_queues or self.wants_ours(account, reply), f"{message}: {reply} is not told"
 
     def note_destination(self, message: Message, account: str, subject: str) -> None:
         """Note to which destination of a weighted mapping a message went: to the same for everybody."""
@@ -761,7 +772,7 @@ class Servers:
         rights = Random(f"rights {seed}")
         for server in self.all:
             if server.kind == "leaf" and (has(POOLED) or server.account != GLOBAL_ACCOUNT):
-                server.rights = rights.choice(LEAF_RIGHTS)
+                server.rights = rights.choice(POOL_RIGHTS if has(POOLED) else LEAF_RIGHTS)
                 self.history.rights[server.number] = [(0, server.rights)]
             if server.account != GLOBAL_ACCOUNT:
                 self.subscribe(server, f"_INBOX.{server.number}.*", "")
@@ -843,6 +854,7 @@ class Servers:
     def detach(self, server: Server) -> None:
         """It has no connection to our broker any more."""
         server.door = None
+        server.may_answer.clear()
         server.heard.clear()
         server.heard_queues.clear()
         server.heard_apart.clear()
@@ -1032,8 +1044,9 @@ class Servers:
     def publish(
         self, server: Server, subject: str, answers: int = -1, size: int = 0, *, wants_answer: bool = False
     ) -> None:
-        if not may_publish(server.rights, subject):
+        if not may_publish(server.rights, subject) and subject not in server.may_answer:
             return
+        self.seen["answer of a leaf node that may only answer"] += subject in server.may_answer
         message = Message(len(self.messages), server.number, subject, server.account, at=self.now, answers=answers)
         message.at_us = self.swarm.now_us
         message.is_outside = True
@@ -1227,7 +1240,10 @@ class Servers:
         for rule in rights.publish_deny if rights is not None else ():  # (of what it may not publish it hears nothing)
             plain = {one for one in plain if not covers(rule, one[1])}
             queues = Counter({one: n for one, n in queues.items() if not covers(rule, one[1])})
-        heard = {one for one in server.heard if not one[1].startswith("_R_")}
+        if rights is not None and rights.responses:
+            plain.clear()
+            queues.clear()
+        heard = {one for one in server.heard if not one[1].startswith("_R_") and one[1] not in server.may_answer}
         assert server.heard_apart == plain_apart, f"a member has heard of {server.heard_apart ^ plain_apart} wrongly"
         assert server.heard_queues_apart == dict(queues_apart), f"{server.heard_queues_apart}, not {queues_apart}"
         assert heard == plain, f"a {server.kind} of {server.account} has heard of {heard ^ plain} wrongly"
