@@ -540,6 +540,8 @@ def may_have_lost(sub: Subscription, message: Message) -> bool:
         return True
     if message.at <= sub.gone_at <= message.acked_at or sub.is_lost_on(message):
         return True
+    if sub.lost_from <= message.acked_at and message.at <= sub.lost_until:
+        return True  # it was kept for a client that had ended while it moved, where it was expected
     return sub.shard_died_at <= message.acked_at and message.at <= sub.death_known_at
 
 
