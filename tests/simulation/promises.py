@@ -543,8 +543,8 @@ def may_have_lost(sub: Subscription, message: Message) -> bool:
         return True
     if message.at <= sub.gone_at <= message.acked_at or sub.is_lost_on(message):
         return True
-    if sub.gone_at < message.at and sub.lost_from <= message.acked_at:
-        return True  # it came to the shard to which its client was moving, which did not know yet that that had gone
+    if sub.lost_from <= message.acked_at and message.at <= sub.lost_until:
+        return True  # it was kept for a client that had ended while it moved, where it was expected
     return may_have_died_with(sub, message)
 
 
