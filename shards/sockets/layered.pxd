@@ -35,6 +35,7 @@ cdef class LayeredSocket(Socket):
     # Input not yet given to the peer: (is it as on the wire, bytes). What `frames` has, if it is paused, comes between.
     cdef list kept
     cdef bint has_ended        # the other end has said so (close_notify), behind all that it sent
+    cdef bint broken           # a record was none: it is closed once what came before is carried out
     cdef Stage stage
     cdef size_t opening_bytes  # read before the protocol began
     cdef size_t shaking_bytes  # of a TLS handshake
@@ -55,6 +56,7 @@ cdef class LayeredSocket(Socket):
     cdef bint watch(self, const uint8_t *data, Py_ssize_t size) except -1
     cdef int shake(self) except -1
     cdef int decrypt(self) except -1
+    cdef int end_broken(self, str why) except -1
     cdef int unframe(self, object data) except -1
     cdef int answer(self) except -1
     cdef bint is_paused(self) except -1

@@ -10,7 +10,7 @@ and the bytes of the others wait in the kernel.
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.memoryview cimport PyMemoryView_FromMemory
-from libc.errno cimport EAGAIN, EINTR, errno
+from libc.errno cimport EAGAIN, EINTR, EPIPE, errno
 from libc.stdint cimport uint32_t
 from libc.string cimport memcpy
 
@@ -134,7 +134,7 @@ cdef class LayeredSocket(Socket):
         """What is between TLS and the peer, as a record, for a client whose TLS stays here. RecordRefused."""
         if self.tls is None or self.is_opening:
             raise RecordRefused("its handshake is not done")
-        if self.has_ended:
+        if self.has_ended or self.broken:
             raise RecordRefused("it has closed its connection")
         return structs.replace(
             Socket.freeze(self),
@@ -153,13 +153,14 @@ cdef class LayeredSocket(Socket):
     @property
     def is_hung_up(self) -> bool:
         """Also where a layer has said so: who ends TLS may wait for the answer before it closes."""
-        return self.has_ended or (self.frames is not None and self.frames.is_over) or Socket.is_hung_up.__get__(self)
+        return self.has_ended or self.broken or (self.frames is not None and self.frames.is_over) \
+            or Socket.is_hung_up.__get__(self)
 
     @property
     def unread_bytes(self) -> int:
         """With what a layer has; of frames that are paused nobody knows how much."""
         kept = sum([len(data) for _, data in self.kept]) if self.kept else 0
-        if self.tls is not None and self.peer.holds:
+        if self.tls is not None and self.peer.holds and not self.broken:
             kept += self.incoming.pending
         return kept + self.is_paused() + Socket.unread_bytes.__get__(self)
 
@@ -217,8 +218,9 @@ cdef class LayeredSocket(Socket):
             self.read_on()
         if self.stage == PLAIN and self.kept is None:
             return Socket.read(self)
-        if not self.may_take() or (self.unsent is not None and self.armed & EPOLLOUT   # (without: who hears out)
-                                   and len(self.unsent) - self.unsent_at > MOST_UNSENT):
+        if self.broken or not self.may_take() or (
+                self.unsent is not None and self.armed & EPOLLOUT   # (without: who hears out)
+                and len(self.unsent) - self.unsent_at > MOST_UNSENT):
             self.arm(self.armed & ~<uint32_t>EPOLLIN)
             return 0
         if self.is_opening and reactor.round.opening_us > MOST_OPENING_US:
@@ -274,14 +276,14 @@ cdef class LayeredSocket(Socket):
             if self.stage > SHAKES:
                 self.records_read = 0
                 self.decrypt()
-            if not self.may_take():
+            if self.broken or not self.may_take():
                 break
             self.idle_records += max(0, records - self.records_read)
             if unlikely(self.idle_records >= RECORDS_AT_ONCE):
                 self.idle_records = 0
                 if self.give_way():
                     break
-        if size and self.peer.holds:
+        if size and self.peer.holds and not self.broken:
             if self.kept is None:
                 self.kept = []
             self.kept.append((True, (<const char *>data)[:size]))
@@ -324,6 +326,8 @@ cdef class LayeredSocket(Socket):
                 self.go_on()
             if is_wire and self.may_take():
                 self.decrypt()   # the bytes in the BIO came before these
+            if is_wire and self.broken:
+                continue
             if not self.may_take():
                 self.kept = (self.kept or []) + kept[i:]
                 return 0
@@ -423,7 +427,10 @@ cdef class LayeredSocket(Socket):
         cdef char *at
         cdef int n, i
         cdef bint is_over = False, is_dry = False
+        cdef str why = ""
         cdef object tls = self.tls, incoming = self.incoming
+        if self.broken:
+            return self.end_if_over()
         if self.frames is not None:
             return self.decrypt_frames()
         while not is_dry and not is_over and self.may_take():
@@ -456,21 +463,30 @@ cdef class LayeredSocket(Socket):
             except SSLZeroReturnError:   # close_notify, where we have sent ours
                 is_over = True
             except SSLError as error:
-                self.queue_outgoing()
-                self.owner.on_wire_error(tls_error_text(error))
-                self.peer.close(CLOSE_READ_ERROR)
-                out_call(&self.peer.out)
-                return 0
+                is_dry = self.broken = True
+                why = tls_error_text(error)
             if total:
                 if unlikely(self.reactor.is_tracing):
                     self.show_read(parts, n, total)
                 self.peer.received(self.reactor.shared, PEER_BYTES, total)
                 self.after_operations()
+        if self.broken:
+            return self.end_broken(why)
         if is_over:
             self.has_ended = True
         elif self.outgoing.pending:   # a response to a key update
             self.queue_outgoing()
         return self.end_if_over()
+
+    cdef int end_broken(self, str why) except -1:
+        """A record was none. The peer carries out what came before it, and takes nothing more: TLS encrypts no more."""
+        cdef OutBuf *out = &self.peer.out
+        self.queue_outgoing()   # an alert
+        self.owner.on_wire_error(why)
+        self.end_if_over()
+        if not self.peer.is_closing and self.hears_out(EPIPE) and out.is_deaf:
+            out.close_reason = CLOSE_READ_ERROR
+        return 0
 
     def decrypt_frames(self):
         """Like decrypt(), with WebSocket between TLS and the peer."""
@@ -483,11 +499,8 @@ cdef class LayeredSocket(Socket):
             except SSLZeroReturnError:   # see decrypt()
                 data = b""
             except SSLError as error:
-                self.queue_outgoing()
-                self.owner.on_wire_error(tls_error_text(error))
-                self.peer.close(CLOSE_READ_ERROR)
-                out_call(&self.peer.out)
-                return 0
+                self.broken = True
+                return self.end_broken(tls_error_text(error))
             if not data:
                 self.has_ended = True
                 return self.end_if_over()
@@ -561,16 +574,19 @@ cdef class LayeredSocket(Socket):
         return 1
 
     cdef int end_if_over(self) except -1:
-        """Close a connection whose other end has ended it, or has sent wrong frames, when the peer has carried out what
-        came before."""
+        """Close a connection whose other end has ended it, or has sent wrong frames or records, when the peer has
+        carried out what came before."""
         cdef bint is_over = self.frames is not None and self.frames.is_over
-        if not (is_over or self.has_ended) or self.peer.is_closing or self.peer.holds or self.kept or self.is_paused():
+        if not (is_over or self.has_ended or self.broken):
+            return 0
+        if self.peer.is_closing or self.peer.holds or self.kept or self.is_paused():
             return 0
         if is_over:
             if self.frames.error:
                 self.owner.on_wire_error(self.frames.error)
             self.flush()
-        self.peer.close(self.frames.close_reason if is_over else CLOSE_CLIENT_CLOSED)
+        self.peer.close(self.frames.close_reason if is_over else
+                        CLOSE_READ_ERROR if self.broken else CLOSE_CLIENT_CLOSED)
         out_call(&self.peer.out)
         return 0
 
@@ -676,6 +692,9 @@ cdef class LayeredSocket(Socket):
             Socket.flush(self)
             return
         if self.fd < 0 or out.is_blocked or self.is_lingering:
+            return
+        if self.broken:
+            self.send_unsent()
             return
         try:
             while self.send_unsent() and self.stage == OPEN and out.head != NULL and self.encode():

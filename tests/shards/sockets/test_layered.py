@@ -16,6 +16,7 @@ from gnatswarm.broker.connection import ClientConnection, Fence
 from gnatswarm.broker.errors import CloseReason
 from gnatswarm.broker.exchange import Exchange
 from gnatswarm.broker.fanout import Fanout
+from gnatswarm.broker.frozen import RecordRefused
 from gnatswarm.broker.interest import InterestSink
 from gnatswarm.broker.limits import Limits
 from gnatswarm.broker.mesh import Mesh
@@ -45,7 +46,7 @@ UPGRADE = (
 MOST_OPENING_BYTES = 262_144
 MOST_SHAKING_BYTES = 24_576
 RECORDS_AT_ONCE = 64
-ALERT = 0x15  # the type of a record
+ALERT, NONE = 0x15, 0x99  # types of records; there is no such one
 
 
 def work() -> None:
@@ -107,15 +108,25 @@ class Shaken:
         raise ssl.SSLError
 
 
+class BadRecord(ssl.SSLError):
+    reason = "WRONG_RECORD"
+
+
 class Records(Shaken):
     """A TLS layer whose records are a header of five bytes and plain text; one without is a new key, as of TLS 1.3.
 
-    An alert is the last record.
+    An alert is the last record, and NONE is none.
     """
 
     def __init__(self) -> None:
         self.idle = 0
+        self.is_broken = False
         self._begun = b""
+
+    def write(self, data: memoryview) -> None:
+        if self.is_broken:
+            raise BadRecord
+        super().write(data)
 
     def _has(self, size: int) -> bool:
         self._begun += self._incoming.read(size - len(self._begun))
@@ -127,6 +138,9 @@ class Records(Shaken):
             if not self._has(size):
                 break
             kind, data, self._begun = self._begun[0], self._begun[5:], b""
+            if kind == NONE:
+                self.is_broken = True
+                raise BadRecord
             if kind == ALERT or data.strip(b"\0"):
                 data = b"" if kind == ALERT else data
                 if to is None:
@@ -148,6 +162,10 @@ class Doorkeeper:
         self._admits = admits
         self.socket: Socket | None = None
         self.reasons: list[CloseReason] = []
+        self.errors: list[str] = []
+
+    def on_wire_error(self, why: str) -> None:
+        self.errors.append(why)
 
     def on_secured(self, tls: Shaken) -> bool:
         if not self._admits:
@@ -285,7 +303,7 @@ class Bench:
         self._stack.enter_context(ours)
         theirs.setblocking(False)
         gate = gate or Gate(timeout_s=60.0, context=layer)  # type: ignore[arg-type]
-        keeper = keeper or Doorkeeper(admits=True)
+        keeper = self.keeper = keeper or Doorkeeper(admits=True)
         keeper.socket = self.reactor.open(theirs.detach(), peer, keeper, LayeredSocket(gate))
         ours.sendall(b"\x16\0\0\0\0")
         self.reactor.turn()
@@ -688,3 +706,65 @@ def test_the_end_is_not_told_by_tls_before_what_has_come_is_read(bench: Bench) -
     link.go_on()
     bench.reactor.finish()
     assert len(session.said) == 2 and keeper.socket.end_sending()
+
+
+@pytest.mark.parametrize("layer", ["tls", "both"])
+@pytest.mark.parametrize("is_held", [False, True], ids=["at once", "held"])
+def test_what_came_before_a_bad_record_is_carried_out_and_nothing_behind_it(
+    bench: Bench, layer: str, *, is_held: bool
+) -> None:
+    """It is closed with its reason then. TLS encrypts nothing for it meanwhile."""
+    session = Held()
+    connect = bench.connect_by_tls if layer == "tls" else lambda _, session: bench.connect_by_both(session)
+    wrap = record if layer == "tls" else lambda data: record(frame(BINARY, data))
+    client, keeper = connect(Records(), session), bench.keeper
+    words = b"PUB a 0\r\n\r\n" + (b"CONNECT {}\r\n" if is_held else b"")
+    bad = bytes([NONE]) + record(b"?")[1:]
+    client.sendall(wrap(words) + wrap(PUBLISH * COUNT) + bad + wrap(PUBLISH))
+    bench.reactor.turn()
+    if is_held:
+        assert (session.connection.in_msgs, keeper.reasons) == (1, [])
+        session.connection.go_on()  # (behind it comes the record that is none)
+        session.connection.wait()
+        session.connection.send(b"PONG\r\n")
+        bench.reactor.finish()
+        session.connection.go_on()
+        bench.reactor.finish()
+    assert session.connection.in_msgs == 1 + COUNT
+    assert keeper.reasons == [CloseReason.READ_ERROR] and keeper.errors == ["wrong record"]
+    bench.reactor.turn()
+    bench.serve_another()
+
+
+class HeldAgain(Held):
+    """Every CONNECT holds it."""
+
+    def on_connect(self, raw: bytes) -> None:
+        super().on_connect(raw)
+        if self.connection.in_msgs:
+            self.connection.wait()
+
+
+@pytest.mark.parametrize("layer", ["tls", "both"])
+def test_who_has_sent_a_bad_record_and_is_held_takes_nothing_more_and_does_not_move(bench: Bench, layer: str) -> None:
+    """What came before is kept until it is held no more, in this shard."""
+    session = HeldAgain()
+    client = bench.connect_by_tls(Records(), session) if layer == "tls" else bench.connect_by_both(session)
+    words, keeper = PUBLISH + b"CONNECT {}\r\n" + PUBLISH * COUNT, bench.keeper
+    client.sendall(record(words if layer == "tls" else frame(BINARY, words)) + bytes([NONE]) + record(b"?")[1:])
+    bench.reactor.turn()
+    socket = keeper.socket
+    assert isinstance(socket, LayeredSocket) and session.connection.in_msgs == 1 and not keeper.reasons
+    was_read = layer == "tls"  # in one turn with what came before
+    assert keeper.errors == ["wrong record"] * was_read
+    if was_read:
+        with pytest.raises(RecordRefused):
+            socket.freeze_behind_tls()
+        assert socket.is_hung_up
+    session.connection.send(b"PONG\r\n")
+    bench.reactor.finish()
+    assert not keeper.reasons
+    session.connection.go_on()
+    bench.reactor.finish()
+    assert session.connection.in_msgs == 1 + COUNT
+    assert keeper.reasons == [CloseReason.READ_ERROR] and keeper.errors == ["wrong record"]
