@@ -1484,7 +1484,11 @@ cdef class Exchange(Onward):
         cdef Sublist sublist = self.mesh.account(account)
         cdef const uint8_t *at
         before = self.own.get(account, frozenset())
-        self.own[account] = wanted = frozenset([one for one in subjects if len(one) <= MOST_KEY_BYTES])
+        wanted = frozenset([one for one in subjects if len(one) <= MOST_KEY_BYTES])
+        if wanted:
+            self.own[account] = wanted
+        else:  # most accounts have none, and names come and go
+            self.own.pop(account, None)
         for subject in before ^ wanted:
             at = <bytes>subject
             sublist.set_remote(END_SLOT, at, len(subject), subject in wanted)

@@ -66,7 +66,11 @@ cdef class Mesh(InterestSink):
     cdef uint64_t newcomers
     cdef uint64_t told_all
     cdef readonly Formers formers            # members of queue groups that have left and linger
-    cdef dict accounts                       # name → Sublist; none is ever taken out
+    cdef dict accounts                       # name → Sublist; see forget_accounts()
+    # What sublists had counted that were forgotten, for monitoring: the sums go on.
+    cdef readonly uint64_t forgotten_inserts
+    cdef readonly uint64_t forgotten_removes
+    cdef readonly uint64_t forgotten_builds
     cdef Sublist last_named                  # by a sibling or another server: the next frame is mostly of the same
     cdef bytes reply_prefix                  # for Sublist.set_reply_prefix(); None: not set yet
     cdef dict owners                         # of replies' prefixes: see Sublist

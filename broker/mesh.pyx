@@ -6,13 +6,15 @@ subscription here, and of every change of a queue group's size. Not here: messag
 (link).
 """
 
+from cpython.ref cimport Py_REFCNT
 from libc.string cimport memcmp
 
 from gnatswarm.broker.interest cimport InterestCursor
 from gnatswarm.broker.outbuf cimport out_pending
 from gnatswarm.broker.peer cimport HOLD_MOVE, Peer, merge_freed
 from gnatswarm.broker.routewire cimport write_interest
-from gnatswarm.broker.sublist cimport CACHE_WAYS, MOST_CACHES_BYTES, TRIMMED_CACHES_BYTES, caches_bytes
+from gnatswarm.broker.sublist cimport CACHE_WAYS, N_WIDTHS, MOST_CACHES_BYTES, TRIMMED_CACHES_BYTES, caches_bytes
+from gnatswarm.broker.table cimport Walk, spread_next
 from gnatswarm.broker.tally cimport Tally
 
 
@@ -140,6 +142,28 @@ cdef class Dropping(Accounts):
         return True
 
 
+cdef bint is_bare(Sublist sublist) noexcept:
+    """Whether it has nothing that would be missed, here or in the statistics."""
+    cdef Walk walk = Walk(0, 0)
+    cdef int i
+    if sublist.n_subs or sublist.root.star != NULL or sublist.root.rest != NULL or sublist.root.tokens.count:
+        return False
+    if sublist.groups.next_of_all != &sublist.groups or sublist.gone_members or sublist.gone_deliveries:
+        return False
+    if sublist.cursors or sublist.stream_imports is not None or sublist.rules is not None or sublist.traces_parents:
+        return False
+    if sublist.former is not None and not is_bare(sublist.former):
+        return False
+    if spread_next(&sublist.literals, &walk) != NULL:
+        return False
+    if sublist.tally is None:
+        return True
+    for i in range(N_WIDTHS):
+        if sublist.widths[i] or sublist.link_widths[i]:
+            return False
+    return sublist.tally.is_empty
+
+
 cdef class Mesh(InterestSink):
     """The sibling shards, by number. Set `soon` to have long work done in turns, each a go_on()."""
 
@@ -251,6 +275,30 @@ cdef class Mesh(InterestSink):
     def account_names(self) -> list:
         """All accounts that somebody has named."""
         return list(self.accounts)
+
+    def forget_accounts(self, set kept not None) -> int:
+        """Forget accounts that are not among these, where there is no interest and nobody holds them; how many stay.
+
+        They take some 5 KB each, and names may come and go for months. One that is named again is made anew.
+        """
+        cdef Sublist sublist
+        cdef list found = []
+        cdef int left = 0
+        self.last_named = None
+        for name, sublist in self.accounts.items():
+            # Held by the dictionary, and by this variable.
+            if name in kept:
+                continue
+            if Py_REFCNT(sublist) == 2 and is_bare(sublist):
+                found.append(name)
+            else:
+                left += 1
+        for name in found:
+            sublist = self.accounts.pop(name)
+            self.forgotten_inserts += sublist.n_inserts
+            self.forgotten_removes += sublist.n_removes
+            self.forgotten_builds += sublist.n_builds
+        return left
 
     cdef Sublist known(self, const uint8_t *account, size_t size):
         cdef Sublist last = self.last_named

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import functools
 import logging
+import math
 import os
 import time
 from typing import TYPE_CHECKING, Any
@@ -24,6 +26,7 @@ from gnatswarm.broker.fanout import Fanout
 from gnatswarm.broker.fence import MeshFence
 from gnatswarm.broker.info import InfoTemplate, advertised, cluster_name
 from gnatswarm.broker.mesh import Mesh
+from gnatswarm.broker.options import GLOBAL_ACCOUNT
 from gnatswarm.shards.boundary.control import ClusterNews
 from gnatswarm.shards.clients.clients import Clients
 from gnatswarm.shards.clients.imports_exports import ImportsExports
@@ -54,6 +57,9 @@ LAG_FADES = 0.9
 ACCEPT_AGAIN_S = 1.0
 # So many requests of a client that is gone are forgotten in one turn, with an event for each: some 10 us.
 FORGOTTEN_AT_ONCE = 500
+# Accounts that a reload has removed are forgotten when their clients have gone, also at siblings: looked at after it, …
+FORGET_S = 5.0
+FORGET_AGAIN_S = 60.0
 
 
 def _shortest_ping_interval_s(options: Options) -> float:
@@ -168,6 +174,7 @@ class Shard:
         )
         self._sweep_at_s = self._loop.time() + SWEEP_S
         self._timer = self._loop.call_at(self._sweep_at_s, self._sweep)
+        self._forget_at_s = math.inf  # _forget_accounts()
 
     def listen(self, fds: Iterable[int], websocket_fds: Iterable[int]) -> None:
         """Accept clients from these listening sockets, and own them from now on."""
@@ -254,7 +261,8 @@ class Shard:
         self.fanout.prefer_local(options.sharding.prefer_local)
         if listeners is None:
             listeners = self.imports_exports.configure(options)
-        self.clients.reload(options, self._users, self._info_template(options), listeners, on_done)
+        on_reloaded = functools.partial(self._on_reloaded, on_done)
+        self.clients.reload(options, self._users, self._info_template(options), listeners, on_reloaded)
         self.system.configure(options)
         if self._news is None:
             self.imports_exports.set_cluster(self._cluster_name)
@@ -262,6 +270,21 @@ class Shard:
         self.imports_exports.service_imports.system_account = options.system_account.encode()
         if self._tracing is not None:
             self._tracing.configure(options)
+
+    def _on_reloaded(self, then: Callable[[], None] | None) -> None:
+        """The options hold for all clients; those of accounts that were removed are being closed."""
+        self._forget_accounts(FORGET_S)
+        if then is not None:
+            then()
+
+    def _forget_accounts(self, again_s: float) -> None:
+        """Those that are not configured any more, and that nobody has; if there are others, again after this time.
+
+        Python keeps clients that have gone for a while.
+        """
+        named = (GLOBAL_ACCOUNT, self._options.system_account, *(one.name for one in self._options.accounts))
+        left = self.mesh.forget_accounts({name.encode("utf-8", "surrogateescape") for name in named})
+        self._forget_at_s = self._loop.time() + again_s if left else math.inf
 
     def close(self) -> None:
         """End the shard in a process that continues: leaves nothing in the loop, and no open descriptor."""
@@ -321,6 +344,8 @@ class Shard:
         self._timer = self._loop.call_at(self._sweep_at_s, self._sweep)
         self.imports_exports.service_imports.sweep()
         self._lookout.on_sweep()
+        if now_s >= self._forget_at_s:
+            self._forget_accounts(FORGET_AGAIN_S)
         if not self.mesh.is_trimming:
             self._trim_caches()
 

@@ -70,6 +70,9 @@ class ImportsExports:
                 yield from self._set_streams(name, streams)
                 self._streams[name] = streams
                 changed.add(name)
+            if name not in accounts:  # it has none any more, and may never come back
+                for known in (self._rules, self._streams, self._jetstream):
+                    known.pop(name, None)
 
     def set_cluster(self, name: str) -> None:
         """The cluster has another name: JetStream puts streams where the request comes from."""

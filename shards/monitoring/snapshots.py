@@ -492,6 +492,10 @@ class Snapshots:
         lookups = self._fanout.in_msgs + self._fanout.link_in_msgs  # of all accounts: not counted per account
         sublists = self._sublists(query.account)
         part = rows.SublistPart(0, 0, 0, 0, lookups if sublists else 0, 0, 0, 0)
+        if not query.account:
+            part.inserts += self._mesh.forgotten_inserts
+            part.removes += self._mesh.forgotten_removes
+            part.misses += self._mesh.forgotten_builds
         for sublist in sublists:
             at = 0
             while True:

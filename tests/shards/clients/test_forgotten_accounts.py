@@ -1,0 +1,79 @@
+"""Accounts that a reload removes are forgotten: their names may come and go for months."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+from gnatswarm.broker.mesh import Mesh
+from gnatswarm.broker.options import Account, Export, Import, Mapping, Options, User
+from gnatswarm.shards import shard
+from tests.support.one_shard import Client, OneShard
+from tests.support.turns import until
+
+
+def having(*accounts: Account) -> Options:
+    """With a user in each, of its name."""
+    return Options(accounts=accounts, users=tuple(User(one.name.lower(), "p", account=one.name) for one in accounts))
+
+
+async def logged_in(house: OneShard, name: bytes) -> Client:
+    client = house.connect()
+    await client.wait(b"}")
+    await client.talk(b'CONNECT {"verbose":false,"user":"%s","pass":"p"}\r\nSUB x 1\r\nPING\r\n' % name)
+    return client
+
+
+def counted(mesh: Mesh) -> tuple[int, int]:
+    """Subscriptions that came, and that went, in all accounts."""
+    sublists = mesh.sublists()
+    return (
+        sum(one.n_inserts for one in sublists) + mesh.forgotten_inserts,
+        sum(one.n_removes for one in sublists) + mesh.forgotten_removes,
+    )
+
+
+async def test_an_account_that_is_removed_is_forgotten_when_nothing_is_left_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shard, "FORGET_S", 0.0)
+    monkeypatch.setattr(shard, "FORGET_AGAIN_S", 0.0)
+    asked = Account("ASKED", exports=(Export("help", is_service=True),))
+    asking = Account("ASKING", imports=(Import("ASKED", "help", is_service=True, to="help"),))
+    house = OneShard(
+        having(Account("STAYS"), Account("GOES"), Account("MAPS", mappings=(Mapping("a", (("b", 100),)),)))
+    )
+    mesh = house.shard.mesh
+    try:
+        first = await logged_in(house, b"goes")
+        await logged_in(house, b"stays")
+        first.close()
+        await until(lambda: len(house.shard.clients.open) == 1)
+        house.shard.reload(having(Account("STAYS"), asked, asking))
+        await until(lambda: gc.collect() >= 0 and b"GOES" not in mesh.account_names())
+        assert {b"STAYS", b"ASKED", b"ASKING"} <= set(mesh.account_names()) - {b"MAPS"} == set(mesh.account_names())
+        assert counted(mesh) == (2, 1)
+
+        house.shard.reload(having(Account("STAYS"), Account("GOES")))
+        await until(lambda: not {b"ASKED", b"ASKING"} & set(mesh.account_names()))
+        await logged_in(house, b"goes")  # it is made anew
+        assert counted(mesh) == (3, 1)
+    finally:
+        house.close()
+
+
+async def test_an_account_that_somebody_holds_or_is_interested_in_is_not_forgotten() -> None:
+    house = OneShard(having(Account("STAYS")))
+    mesh = house.shard.mesh
+    try:
+        held = mesh.account(b"held")
+        mesh.account(b"free")
+        client = await logged_in(house, b"stays")
+        assert mesh.forget_accounts({b"$G", b"$SYS"}) == 2  # a client is in the other one
+        assert mesh.account(b"held") is held and b"free" not in mesh.account_names()
+        del held
+        assert mesh.forget_accounts({b"$G", b"$SYS"}) == 1
+        client.close()
+    finally:
+        house.close()
