@@ -167,6 +167,11 @@ cdef bytes folded_text(const uint8_t *subject, size_t size):
     return subject[:size] if rule < 0 else FOLDED_AS[rule][:FOLDED_SIZE[rule]]
 
 
+cdef inline bint may_publish_next(const uint8_t *p, const uint8_t *end) noexcept:
+    """Whether an operation begins here that publishes: PUB or HPUB, as far as two bytes tell."""
+    return end - p >= 2 and ((p[0] | 0x20 == c'p' and p[1] | 0x20 == c'u') or p[0] | 0x20 == c'h')
+
+
 # ---- the steps of publish()
 
 
@@ -304,6 +309,12 @@ cdef class ClientConnection(Peer):
                 if done == 0:
                     break
                 p += done
+                if unlikely(self.allowance is not None):   # it has just logged in
+                    if self.in_msgs == 1:   # by that message
+                        self.allowance.charge(1, self.in_bytes, self.out.box.now_us)
+                    # (What else it sends is carried out: who logs in waits for a PONG.)
+                    if not self.holds and not self.is_closing and may_publish_next(p, end):
+                        return p - data + self.consume_limited(p, end - p, whole)
             if unlikely(self.n_slow >= MOST_SLOW):
                 self.give_way()
             if unlikely(self.holds or self.is_closing):

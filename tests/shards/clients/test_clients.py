@@ -882,3 +882,22 @@ async def test_passwords_of_a_reload_are_compared_one_after_another_and_each_cli
         assert await clients[0].talk(b"PING\r\n") == b"PONG\r\n" and waiting == [0, 0, 0]
     finally:
         house.close()
+
+
+@pytest.mark.parametrize("is_guest", [True, False])
+async def test_publish_limits_hold_for_what_comes_in_one_write_with_the_log_in(*, is_guest: bool) -> None:
+    """Who connected anew for each 32 KB had no limit."""
+    limits = PublishLimits(bytes=1, burst_s=3600, stall_s=0)
+    house = OneShard(Options(users=(User("a", "a", publish_limits=limits),), no_auth_user="a" if is_guest else ""))
+    try:
+        clients = [house.connect() for _ in range(2)]
+        words = b"" if is_guest else b'CONNECT {"verbose":false,"user":"a","pass":"a"}\r\n'
+        for client in clients:
+            client.send(words + b"PUB a 1000\r\n%b\r\n" % bytes(1000) * 10)
+        connections = house.shard.clients.connections()
+        await until(lambda: all(one.publish_waits for one in connections))
+        assert 4 <= sum(one.in_msgs for one in connections) <= 5
+        quick = house.connect()
+        await quick.talk(words + b"PING\r\n")
+    finally:
+        house.close()
