@@ -102,7 +102,13 @@ class Facts(msgspec.Struct):
     servers_out_msgs: int = 0
     servers_out_bytes: int = 0
     reload_failed_us: int = 0  # when the last reload failed, even in part; 0: it did not, or there was none
+    moving: int = 0  # connections that no shard has just now, because they are on their way to another one
     lost_msgs: int = 0  # in gap rows of the statistics, since this router began
+
+    @property
+    def connections(self) -> int:
+        """Client connections, now."""
+        return sum(one.connections for one in self.shards) + self.moving
 
     @property
     def accounts(self) -> list[str]:
@@ -115,7 +121,9 @@ class Facts(msgspec.Struct):
         if shard is None:
             return self
         shards = [one for one in self.shards if one.shard == shard]
-        return msgspec.structs.replace(self, shards=shards, slow_servers=0, **dict.fromkeys(SERVERS_TRAFFIC, 0))
+        return msgspec.structs.replace(
+            self, shards=shards, moving=0, slow_servers=0, **dict.fromkeys(SERVERS_TRAFFIC, 0)
+        )
 
 
 class Meter:
@@ -145,9 +153,10 @@ def gather(view: BrokerView, meter: Meter, *, http: tuple[str, int], cores: int)
 
     A removed shard is included because of its counters, unless all of them are 0.
     """
-    shards = []
+    shards, slots = [], [view.page.snapshot(GATEWAY_NUMBER)]
     for shard in view.shards:
         slot = view.page.snapshot(shard.number)
+        slots.append(slot)
         pid = shard.process.pid if shard.process is not None else 0
         use = process_use(pid)
         shards.append(
@@ -197,6 +206,7 @@ def gather(view: BrokerView, meter: Meter, *, http: tuple[str, int], cores: int)
         router_resident_bytes=sum(use.resident_bytes for use in uses.values()),
         cores=cores,
         is_recorded=bool(view.stats_dir),
+        moving=view.page.connections - sum(slot["connections"] for slot in slots),
         lost_msgs=view.lost_msgs,
         shards=shards,
         cluster_name=cluster_of(view),
@@ -205,7 +215,7 @@ def gather(view: BrokerView, meter: Meter, *, http: tuple[str, int], cores: int)
         connect_urls=(*news.own_urls, *news.urls) if news is not None else (),
         placed=list(view.placed),
         relays=relays(view),
-        slow_servers=view.page.snapshot(GATEWAY_NUMBER)["slow_consumers"] if options.has_gateway else 0,
+        slow_servers=slots[0]["slow_consumers"] if options.has_gateway else 0,
         reload_failed_us=view.reload_failed_us,
         **dict(zip(SERVERS_TRAFFIC, view.page.servers_traffic, strict=True)),
     )

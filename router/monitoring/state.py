@@ -44,7 +44,8 @@ class MonitoringState:
         page = self._view.page
         slots = [page.snapshot(shard.number) for shard in self._view.shards]
         servers = dict(zip(SERVERS_TRAFFIC, page.servers_traffic, strict=True))
-        return {name: sum(slot[name] for slot in slots) + servers.get(f"servers_{name}", 0) for name in COUNTERS}
+        totals = {name: sum(slot[name] for slot in slots) + servers.get(f"servers_{name}", 0) for name in COUNTERS}
+        return totals | {"connections": page.connections}  # some may be on their way between shards
 
     def gather(self) -> Facts:
         """The facts now."""

@@ -69,6 +69,12 @@ def test_varz_of_one_shard_is_that_shard_alone():
     assert aggregate.varz(broker.only(None), {})["in_msgs"] == 11
 
 
+def test_clients_on_their_way_between_shards_are_connected():
+    moving = msgspec.structs.replace(facts(shard(0, connections=2), shard(1, connections=1)), moving=4)
+    assert aggregate.varz(moving, {})["connections"] == 7
+    assert aggregate.varz(moving.only(1), {})["connections"] == 1
+
+
 def test_varz_without_a_limit_of_connections_says_minus_one():
     for most, shown in ((10, 10), (NO_MAX_CONNECTIONS, -1)):
         options = Options(limits=Limits(max_connections=most))
