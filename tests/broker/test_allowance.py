@@ -115,6 +115,19 @@ def test_a_wait_without_a_break_ends_with_an_error():
     assert 0 < len(subscriber.messages()) <= 1 + 20 + 1
 
 
+def test_under_other_limits_the_wait_begins_again():
+    engine = Engine()
+    publisher, _subscriber = limited(engine, allowance(10, burst_s=0.1, stall_s=2.0))
+    go_on(engine, publisher, BEGIN_US, MESSAGE * 100)
+    go_on(engine, publisher, BEGIN_US + 1_500_000)
+    assert publisher.connection.allow(allowance(10, burst_s=0.1, stall_s=2.0))
+    for ms in range(1500, 3500, 500):
+        go_on(engine, publisher, BEGIN_US + ms * 1000)
+        assert publisher.socket.is_held and not publisher.errors
+    go_on(engine, publisher, BEGIN_US + 3_500_000)
+    assert publisher.errors == [PublishRateExceeded]
+
+
 def test_after_a_break_the_wait_begins_again():
     engine = Engine()
     publisher, subscriber = limited(engine, allowance(10, burst_s=0.1, stall_s=2.0))

@@ -41,7 +41,9 @@ if TYPE_CHECKING:
 OWN_ID = "NOURBROKER00"  # twelve letters, as QMSG has of each server's id
 QUEUES = ("q", "r")  # and, in some worlds, a long one
 LEAF_RIGHTS = (0, 0, 1, 2)
-POOL_RIGHTS = (*LEAF_RIGHTS, 5)  # in worlds with POOLED; the last one may only answer what it is sent
+ONLY_ANSWERS = 5  # the rights of some leaf nodes in worlds with POOLED
+SHARE_ONLY_ANSWERS = 0.2
+SHARE_THIRD_MEMBER = 0.4  # of these worlds: one more member of the cluster, too
 SHARE_IN_ONE = 0.6  # of these worlds: all leaf nodes are of one account
 FIRST_USER = 1000  # numbers of clients from here on are users of other servers
 KINDS = ("route", "route", "leaf", "leaf")
@@ -735,7 +737,8 @@ class Servers:
         pool = Random(f"pool {seed}")
         if has(POOLED):
             kinds = [*kinds, *["leaf"] * pool.randint(1, 2)]
-            assert len(kinds) <= MOST_SERVERS
+            if len(kinds) < MOST_SERVERS and Random(f"a third member {seed}").random() < SHARE_THIRD_MEMBER:
+                kinds.append("route")
         origins = Random(f"origins {seed}")
         whose = Random(f"accounts {seed}").choices(self.tenants.accounts, k=len(kinds))
         if has(BY_ACCOUNT):  # (B and C import what A publishes)
@@ -743,7 +746,7 @@ class Servers:
             accounts = [*pool.choices(accounts, k=MOST_SERVERS), *accounts]
             whose = [accounts.pop() if kind == "leaf" else one for kind, one in zip(kinds, whose, strict=True)]
         elif has(POOLED) and pool.random() < SHARE_IN_ONE:
-            one = whose[-1]
+            one = whose[kinds.index("leaf")]
             whose = [one if kind == "leaf" else other for kind, other in zip(kinds, whose, strict=True)]
         if has(UPWARD) and "leaf" in kinds:
             kinds[kinds.index("leaf")] = "hub"
@@ -771,8 +774,12 @@ class Servers:
         self.has_server_gone = False  # likewise: others may not know yet what nobody wants any more
         rights = Random(f"rights {seed}")
         for server in self.all:
-            if server.kind == "leaf" and (has(POOLED) or server.account != GLOBAL_ACCOUNT):
-                server.rights = rights.choice(POOL_RIGHTS if has(POOLED) else LEAF_RIGHTS)
+            if server.kind != "route" and (has(POOLED) or server.account != GLOBAL_ACCOUNT):
+                # (a hub says what we may do there: here that is the same the other way round)
+                server.rights = rights.choice(LEAF_RIGHTS)
+                answers = Random(f"only answers {seed} {server.number}")
+                if has(POOLED) and server.kind == "leaf" and answers.random() < SHARE_ONLY_ANSWERS:
+                    server.rights = ONLY_ANSWERS
                 self.history.rights[server.number] = [(0, server.rights)]
             if server.account != GLOBAL_ACCOUNT:
                 self.subscribe(server, f"_INBOX.{server.number}.*", "")
