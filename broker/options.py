@@ -470,6 +470,11 @@ class Options(_Discreet, frozen=True, forbid_unknown_fields=True):
         return own.lowers(self.limits) if own is not None else self.limits
 
     @property
+    def account_names(self) -> set[str]:
+        """Those of all accounts, $G and the system account included."""
+        return {GLOBAL_ACCOUNT, self.system_account, *(account.name for account in self.accounts)}
+
+    @property
     def has_system_users(self) -> bool:
         """Whether any user could receive system events."""
         system = self.system_account

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from gnatswarm.broker.bounds import MOST_COUNTED_ACCOUNTS, MOST_PUBLISH_LIMITS
 from gnatswarm.router.monitoring.system_account import SystemAccount
 from gnatswarm.router.supervision.broker_commands import BrokerCommands, RollingCommands
 from gnatswarm.router.supervision.reload_echo import ReloadEcho
@@ -59,6 +60,24 @@ def import_companions() -> None:
     import gnatswarm.router.supervision.reloader
     import gnatswarm.router.supervision.rolling
     import gnatswarm.router.supervision.signal_handlers  # noqa: F401
+
+
+def crowding(accounts: Sequence[bytes], publishers: Sequence[bytes]) -> list[str]:
+    """What to expect where more have limits, before a reload and behind it, than the shared page can count."""
+    n_accounts, n_publishers = len(set(accounts)), len(set(publishers))
+    texts = []
+    if n_accounts > MOST_COUNTED_ACCOUNTS:
+        texts.append(
+            f"{n_accounts:,} accounts had max_connections before this reload or have it now, and "
+            f"{MOST_COUNTED_ACCOUNTS:,} can be counted: until all shards have reloaded new ones may refuse connections"
+        )
+    if n_publishers > MOST_PUBLISH_LIMITS:
+        texts.append(
+            f"{n_publishers:,} users and accounts had publish_limits before this reload or have them now, and "
+            f"{MOST_PUBLISH_LIMITS:,} can be counted: until the next reload some may publish less, or their limit on "
+            "each shard"
+        )
+    return texts
 
 
 def _log_unexpected(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -190,6 +209,8 @@ class Companions:
         # Those of before have their places until shards have confirmed that they are gone.
         for names, new in zip(self._counted, counted_names.all_of(self._broker.options), strict=True):
             names += new
+        for text in crowding(*self._counted):
+            log.warning("%s", text)
         self._broker.page.keep_names(*self._counted)
         if self._monitor is not None:
             self._monitor.take_certificate()

@@ -26,7 +26,6 @@ from gnatswarm.broker.fanout import Fanout
 from gnatswarm.broker.fence import MeshFence
 from gnatswarm.broker.info import InfoTemplate, advertised, cluster_name
 from gnatswarm.broker.mesh import Mesh
-from gnatswarm.broker.options import GLOBAL_ACCOUNT
 from gnatswarm.shards.boundary.control import ClusterNews
 from gnatswarm.shards.clients.clients import Clients
 from gnatswarm.shards.clients.imports_exports import ImportsExports
@@ -282,8 +281,8 @@ class Shard:
 
         Python keeps clients that have gone for a while.
         """
-        named = (GLOBAL_ACCOUNT, self._options.system_account, *(one.name for one in self._options.accounts))
-        left = self.mesh.forget_accounts({name.encode("utf-8", "surrogateescape") for name in named})
+        named = {name.encode("utf-8", "surrogateescape") for name in self._options.account_names}
+        left = self.mesh.forget_accounts(named)
         self._forget_at_s = self._loop.time() + again_s if left else math.inf
 
     def close(self) -> None:

@@ -198,6 +198,8 @@ class System:
         self._server = msgspec.structs.replace(self._server, options=options)
         self._account = options.system_account
         self._is_heard = self._may_answer and options.has_system_users
+        for account in self._voices.keys() - options.account_names:
+            del self._voices[account]
         if self._inbox is not None and (moved or not self._is_heard):
             self._inbox.close()
             self._finish_soon()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gnatswarm.broker.options import Account, Options
-from gnatswarm.router.companions import Companions
+from gnatswarm.router.companions import Companions, crowding
 from gnatswarm.shards.boundary.page import Page
 
 
@@ -63,3 +63,9 @@ def test_an_account_that_is_configured_no_more_is_counted_until_all_shards_have_
     broker.options = Options(accounts=(Account("B", max_connections=1), Account("C", max_connections=1)))
     companions._echo.expect(set(), 2)
     assert page.account_place(b"C") == place
+
+
+def test_a_reload_with_more_limits_before_and_behind_it_than_can_be_counted_says_what_to_expect() -> None:
+    accounts, publishers = ([b"%d" % number for number in range(most)] for most in (16_384, 65_536))
+    assert crowding(accounts + accounts, publishers + publishers) == []
+    assert [text.split()[0] for text in crowding([*accounts, b"one"], [*publishers, b"one"])] == ["16,385", "65,537"]

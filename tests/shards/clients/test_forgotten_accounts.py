@@ -48,6 +48,8 @@ async def test_an_account_that_is_removed_is_forgotten_when_nothing_is_left_of_i
     try:
         first = await logged_in(house, b"goes")
         await logged_in(house, b"stays")
+        house.shard.system.say_soon("GOES", b"x", b"said by the broker")
+        await first.wait(b"said by the broker")
         first.close()
         await until(lambda: len(house.shard.clients.open) == 1)
         house.shard.reload(having(Account("STAYS"), asked, asking))
