@@ -192,6 +192,7 @@ class Worker:
                 self._take_no_leaf_nodes()
             case control.LameDuck(grace_s, duration_s):
                 self._leaves_at_s = self._leaves_at_s or self._loop.time() + grace_s + duration_s
+                self._shard.accept_waiting()
                 self._shard.stop_listening()
                 self._leave(grace_s, duration_s, quiet_s=0.0)
             case control.ReopenLog():
