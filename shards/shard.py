@@ -190,6 +190,11 @@ class Shard:
             listener.accept_waiting()
         self.reactor.finish()
 
+    @property
+    def is_listening(self) -> bool:
+        """Whether clients may still come."""
+        return any(listener.is_open for listener in self._listeners)
+
     def stop_listening(self) -> None:
         """Close our copies of the listening sockets too: the kernel completes connections while one is open."""
         for listener in self._listeners:

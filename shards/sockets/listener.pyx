@@ -124,6 +124,11 @@ cdef class Listener(Source):
     def resume(self):
         self.set_events(EPOLLIN)
 
+    @property
+    def is_open(self) -> bool:
+        """False: it is closed, by us or by the router, which refuses connections."""
+        return self.fd >= 0
+
     def accept_waiting(self):
         """Accept those that wait in the queue, before its last descriptor is closed, which resets them."""
         for _ in range(MOST_WAITING // MOST_ACCEPTS):
