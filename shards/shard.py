@@ -190,6 +190,17 @@ class Shard:
         if fd >= self._headroom.full_at:
             self._on_full()
 
+    def accept_waiting(self) -> None:
+        """Accept those that wait in the queues: stop_listening() follows."""
+        for listener in self._listeners:
+            listener.accept_waiting()
+        self.reactor.finish()
+
+    @property
+    def is_listening(self) -> bool:
+        """Whether clients may still come."""
+        return any(listener.is_open for listener in self._listeners)
+
     def stop_listening(self) -> None:
         """Close our copies of the listening sockets too: the kernel completes connections while one is open."""
         for listener in self._listeners:

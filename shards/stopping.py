@@ -2,8 +2,9 @@
 
 Those that have closed, or are over their publish_limits, are heard out first (`shards.clients.hearing`). Nobody is
 closed before all shards have done so, which they note on the shared page, and what they sent each other is carried out:
-the messages may be for clients of any. And clients that just take what they are sent may go on with it. All that within
-HEAR_OUT_S; where nobody has anything to say it takes one look, with several shards two. Called by the worker.
+the messages may be for clients of any. Who waits in the queues of the ports is accepted before the router refuses
+connections, and nobody is closed before it does. And clients that just take what they are sent may go on with it. All
+that within HEAR_OUT_S. Called by the worker.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gnatswarm.shards.boundary.page import Page
-    from gnatswarm.shards.clients.clients import Clients
     from gnatswarm.shards.links.links import Links
+    from gnatswarm.shards.shard import Shard
 
 LOOK_AGAIN_S = 0.01
+# Longer than the router takes to have connections refused (REFUSE_AFTER_S of router.supervision.supervisor).
+REFUSED_WITHIN_S = 0.15
 
 
 class Stopping:
@@ -30,28 +33,35 @@ class Stopping:
         self,
         loop: asyncio.AbstractEventLoop,
         number: int,
-        clients: Clients,
+        shard: Shard,
         links: Links,
         page: Page,
         on_done: Callable[[], None],
     ) -> None:
         self._loop = loop
         self._number = number
-        self._clients = clients
+        self._shard = shard
+        self._clients = shard.clients
         self._links = links
         self._page = page
         self._on_done = on_done
         self._until_s = loop.time() + HEAR_OUT_S
+        self._refused_by_s = loop.time() + REFUSED_WITHIN_S
         self._pending_bytes: int | None = None
+        shard.accept_waiting()
         self._look()
 
     def _look(self) -> None:
-        is_over = self._are_heard() and self._have_siblings_ended() and not self._are_taking()
+        is_over = self._is_refusing() and self._are_heard() and self._have_siblings_ended() and not self._are_taking()
         if is_over or self._loop.time() >= self._until_s:
             self._page.note_heard_out(self._number, True)
             self._on_done()
         else:
             self._loop.call_later(LOOK_AGAIN_S, self._look)
+
+    def _is_refusing(self) -> bool:
+        """Whether nobody comes any more: the router has ended the ports, or cannot (they are a service manager's)."""
+        return not self._shard.is_listening or self._loop.time() >= self._refused_by_s
 
     def _are_heard(self) -> bool:
         sessions = self._clients.open.values()

@@ -195,6 +195,7 @@ class Worker:
             case control.LameDuck(grace_s, duration_s):
                 self._stay_for_tls(0.0)
                 self._leaves_at_s = self._leaves_at_s or self._loop.time() + grace_s + duration_s
+                self._shard.accept_waiting()
                 self._shard.stop_listening()
                 self._leave(grace_s, duration_s, quiet_s=0.0)
             case control.ReopenLog():
@@ -512,7 +513,7 @@ class Worker:
     def _serve(self) -> None:
         assert self._boot is not None
         self._waits_for_cluster = None
-        if self._departure is not None:
+        if self._departure is not None or self._stopping is not None:
             return  # the broker ends already
         self._shard.listen(self._boot.listener_fds, self._boot.websocket_fds)
         if self._boot.handoff_fd >= 0:
@@ -627,11 +628,9 @@ class Worker:
         self._end()
 
     def _stop(self) -> None:
-        self._shard.stop_listening()
         if self._stopping is None:
             assert self._boot is not None
-            number, clients = self._boot.shard, self._shard.clients
-            self._stopping = Stopping(self._loop, number, clients, self._links, self._page, self._end)
+            self._stopping = Stopping(self._loop, self._boot.shard, self._shard, self._links, self._page, self._end)
 
     def _end(self) -> None:
         """Close everybody."""

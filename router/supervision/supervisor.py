@@ -36,6 +36,8 @@ log = logging.getLogger("gnatswarm.router")
 SHARD_COMMAND = "_shard"
 
 TICK_S = 0.25
+# Shards that stop accept who waits in the queues within this, and wait for somewhat longer (`shards.stopping`).
+REFUSE_AFTER_S = 0.03
 # A tick that comes this much too late means that this process did not run.
 LATE_S = 0.5
 # In lame duck mode, where the grace takes all of its time.
@@ -442,7 +444,7 @@ class Supervisor:
             if shard.state.is_linked and shard.process is not None
         ]
         # (Those that stop together carry out what they have sent each other: `shards.stopping`.)
-        if linked != self._linked and not self._broker.is_stopping:
+        if linked != self._linked and self._exit_code is None:
             self._linked = linked
             for shard in self._broker.members:
                 if shard.state.is_linked and shard.process is not None:
@@ -538,14 +540,18 @@ class Supervisor:
             self._stop_members()
 
     def _stop_members(self) -> None:
-        # No new connections, before any shard closes its clients: they would come back to another one.
         if self._handoff is not None:
             self._handoff.close()
             self._handoff = None
-        self._broker.listener_groups.refuse()
         self._hold()
         for shard in self._broker.members:
             self._deliver(shard, supervision.StopWanted())
+        # No new connections, before any shard closes its clients: they would come back to another one. But those that
+        # wait in the queues are accepted first.
+        if self._loop is None:
+            self._broker.listener_groups.refuse()
+        else:
+            self._loop.call_later(REFUSE_AFTER_S, self._broker.listener_groups.refuse)
         self._publish()
 
     def become_lame_duck(self) -> None:

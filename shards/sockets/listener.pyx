@@ -49,6 +49,7 @@ cdef int NEVER = 0x7fffffff
 # At most so many connections in a row from one listener, so that a storm of them does not stop traffic.
 cdef enum:
     MOST_ACCEPTS = 64
+    MOST_WAITING = 4096     # in a queue (BACKLOG of router.listening.listeners)
 
 
 cdef class Listener(Source):
@@ -122,6 +123,20 @@ cdef class Listener(Source):
 
     def resume(self):
         self.set_events(EPOLLIN)
+
+    @property
+    def is_open(self) -> bool:
+        """False: it is closed, by us or by the router, which refuses connections."""
+        return self.fd >= 0
+
+    def accept_waiting(self):
+        """Accept those that wait in the queue, before its last descriptor is closed, which resets them."""
+        for _ in range(MOST_WAITING // MOST_ACCEPTS):
+            self.reactor.round.has_accepted = False
+            if self.fd >= 0:
+                self.on_event(EPOLLIN)
+            if not self.reactor.round.has_accepted:
+                return
 
     def close(self):
         """Remove the socket from the reactor; does not close the descriptor."""

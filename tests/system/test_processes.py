@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import json
 import os
@@ -102,6 +103,24 @@ async def test_messages_answered_by_a_pong_are_out_before_the_broker_stops(start
     await subscriber.talk(b"PING\r\n", expect_last="PONG\r\n")
     broker.stop()
     assert len(subscriber.inbox) == 100
+
+
+@pytest.mark.kinds("gnatswarm-2")
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGUSR2], ids=lambda how: how.name)
+async def test_who_has_published_and_gone_is_heard_though_the_broker_ends_just_then(start_broker, cluster_of, how):
+    """It does not wait for INFO: its connection may still be in a port's queue."""
+    broker = start_broker(config='lame_duck_grace_period: "1s"\nlame_duck_duration: "30s"\n')
+    subscribers = await cluster_of(broker).clients(2, on_different_shards=True)
+    for subscriber in subscribers:
+        await subscriber.talk("SUB a 1\r\nPING\r\n", expect="PONG\r\n")
+    with contextlib.ExitStack() as stack:
+        for _ in range(200):
+            sock = stack.enter_context(socket.create_connection((HOST, broker.port)))
+            sock.sendall(b"PUB a 1\r\nx\r\n")
+            sock.shutdown(socket.SHUT_WR)
+        broker.send_signal(how)
+        for subscriber in subscribers:
+            assert (await subscriber.wait_closed()).count(b"MSG a 1 1\r\n") == 200
 
 
 def test_a_killed_broker_leaves_no_process_behind(start_broker):

@@ -28,6 +28,7 @@ from gnatswarm.shards.sockets.frames import Frames, Rules
 from gnatswarm.shards.sockets.frozen_socket import FrozenFrames, FrozenSocket
 from gnatswarm.shards.sockets.gate import Gate
 from gnatswarm.shards.sockets.layered import LayeredSocket
+from gnatswarm.shards.sockets.listener import Listener
 from gnatswarm.shards.sockets.reactor import Reactor
 from gnatswarm.shards.sockets.window import is_on_this_host
 from tests.support.engine import QUIET, Session
@@ -616,3 +617,25 @@ def test_a_flood_of_pings_by_websocket_that_ends_with_a_reset_is_heard_to_its_en
     cut(client)
     bench.turn_until(lambda: bool(bench.owner.closed))
     assert bench.owner.closed == [CloseReason.CLIENT_CLOSED]
+
+
+def test_who_waits_in_a_queue_is_accepted_before_it_is_closed() -> None:
+    """They may have published, and gone; as many as a queue takes, not only those of one turn."""
+    reactor = Reactor(Fanout())
+    accepted: list[str] = []
+    with contextlib.ExitStack() as stack:
+        stack.callback(reactor.close)
+        listening = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=200))
+        listening.setblocking(False)
+
+        def on_accept(fd: int, host: str, port: int) -> None:
+            accepted.append(host)
+            os.close(fd)
+
+        listener = Listener(reactor, listening.fileno(), on_accept, lambda error: None)
+        for _ in range(150):
+            socket.create_connection(listening.getsockname()).close()
+        listener.accept_waiting()
+        assert accepted == ["127.0.0.1"] * 150
+        listener.close()
+        listener.accept_waiting()
