@@ -263,6 +263,10 @@ cdef class Probe:
     def seed(self, Sublist sublist not None, uint64_t seed):
         """What is random in the subscriptions of another account follows from this, too."""
         sublist.seed = seed
+        self.begin_choices(sublist, seed)
+
+    def begin_choices(self, Sublist sublist not None, uint64_t seed):
+        """Who of a queue group is chosen follows from this, as if the account was new."""
         sublist.random_state = seed * 2 + 1
 
     # ---- peers

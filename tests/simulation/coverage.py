@@ -82,6 +82,7 @@ SITUATIONS = {
     "limits reloaded": "limits reloaded",
     "imports and mappings reloaded": "imports reloaded",
     "… in turns": "imports reloaded in turns",
+    "an account forgotten that nobody had, and named again": "account forgotten, and named again",
     "one destination of a weighted mapping": "weighted mapping to a",
     "the other destination": "weighted mapping to a.b",
     "… at another server": "weighted mapping, at another server",

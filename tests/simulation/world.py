@@ -83,6 +83,7 @@ STILL_TAKES_US = 2_000_000
 SLOW_US = 300_000
 MOST_SLOW_BYTES = 100  # the most of a SLOW frame that was carried in part
 SLOW_AGAIN_US = 50_000
+FORGOTTEN = "account forgotten, and named again"
 LIKE_A_FRAME = b"RS+ "  # so begins what some payloads have behind their number
 MIMIC_BYTES = 20  # of the message before one of these
 # What a world with BOUNDS allows, and how long its names are: a queue's with that of a subject just fits a line.
@@ -280,6 +281,23 @@ class World:
                 engine.probe.seed(mesh.account(name.encode()), self.schedule.seed + number)
             made = ImportsExports(self.tenants.options(), engine.probe.fanout, mesh)
             self.imports[id(engine)] = made
+
+    def forget_accounts(self, engine: Engine) -> None:
+        """Those that nobody has, as after a reload that has removed them; they are named again.
+
+        Which they are depends on when Python has forgotten their clients; what follows in the schedule does not.
+        """
+        mesh = engine.probe.mesh
+        assert mesh is not None
+        before = mesh.account_names()
+        mesh.forget_accounts(set())
+        left = mesh.account_names()
+        self.seen[FORGOTTEN] += len(before) - len(left)
+        for number, name in enumerate(map(str.encode, self.tenants.accounts)):
+            if name in left:
+                engine.probe.begin_choices(mesh.account(name), self.schedule.seed + number)
+            elif name in before:
+                engine.probe.seed(mesh.account(name), self.schedule.seed + number)
 
     def who_has(self, cid: int) -> tuple[int, str]:
         """The number of the client with this id, and its account."""
@@ -988,6 +1006,7 @@ class World:
             made = self.imports.get(id(process.engine))
             if made is not None:
                 made.service_imports.sweep()
+                self.forget_accounts(process.engine)
 
     def do_sub(self, person: Person, step: Step) -> None:
         pattern = self.patterns[step.which % len(self.patterns)]
