@@ -1126,6 +1126,7 @@ class Servers:
             if is_asked and is_own and via.knows_group(account, subject, queue):  # (members hear nothing of hubs)
                 self.seen["queue message sent on by another server"] += 1
                 message.sent_on |= {(account, queue)}
+                message.knows_no_origins |= via.origin != "" and via.says != LNOCU
                 via.send_only_queue(account, subject, queue, body, header_size=len(message.header))
             else:
                 named.add(queue)
