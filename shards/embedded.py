@@ -14,6 +14,7 @@ import concurrent.futures
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -31,6 +32,8 @@ logger = logging.getLogger("gnatswarm.shard")
 CALL_DEADLINE_S = 10.0
 # Of the match cache, read in one step.
 STEP_SLOTS = 4096
+# Clients are heard out before a shard ends, for a second at most.
+LOOK_AGAIN_S = 0.01
 
 Result = TypeVar("Result")
 
@@ -150,6 +153,14 @@ class EmbeddedShard:
         if self._shard is not None:
             self._shard.leave_listening_to_parent()
 
+    def is_unheard(self) -> bool:
+        """Whether clients that have closed, or are over their publish_limits, are being heard out; called as end()."""
+        if self._shard is None:
+            return False
+        self._shard.accept_waiting()
+        clients = self._shard.clients
+        return len(clients.hear_out(list(clients.open.values()))) < len(clients.open)
+
     def end(self) -> None:
         """Close the shard; called by the shared thread on itself."""
         shard, self._shard = self._shard, None
@@ -201,6 +212,9 @@ class _SharedThread:
             if is_last and _SharedThread._current is self:
                 _SharedThread._current = None
         try:
+            until_s = time.monotonic() + CALL_DEADLINE_S
+            while not self.failure and self.call(shard.is_unheard) and time.monotonic() < until_s:
+                time.sleep(LOOK_AGAIN_S)
             self.call(shard.end)
         finally:
             if is_last:

@@ -326,6 +326,30 @@ def test_disconnects_the_clients_that_came_after_a_moment(form):
             sock.close()
 
 
+def test_what_a_client_over_its_limit_had_sent_before_it_closed_is_heard_though_the_broker_ends(form, tmp_path: Path):
+    config = tmp_path / "c.conf"
+    config.write_text(
+        "accounts { A: { users: [ { user: a, password: a, publish_limits: { messages: 2, burst: 1s, stall: 0s } }\n"
+        "  { user: b, password: b } ] } }\n"
+    )
+    login = b'CONNECT {"verbose":false,"user":"%b","pass":"%b"}\r\n'
+    with form(config=str(config)) as broker, socket.create_connection(("127.0.0.1", broker.port)) as listener:
+        listener.sendall(login % (b"b", b"b") + b"SUB x 1\r\nPING\r\n")
+        with listener.makefile("rb") as lines:
+            while lines.readline() != b"PONG\r\n":
+                pass
+            with socket.create_connection(("127.0.0.1", broker.port)) as publisher:
+                publisher.sendall(login % (b"a", b"a") + b"PING\r\n")
+                with publisher.makefile("rb") as answers:
+                    while answers.readline() != b"PONG\r\n":
+                        pass
+                publisher.sendall(b"PUB x 0\r\n\r\n" * 100)
+                publisher.shutdown(socket.SHUT_WR)
+                assert lines.readline().startswith(b"MSG x ")
+                broker.stop()
+            assert lines.read().count(b"MSG x ") == 99
+
+
 def test_encrypts_and_two_at_once_do_not_mix(form, tmp_path: Path):
     pair = Authority(tmp_path).server()
     tls = {"cert_file": pair.cert, "key_file": pair.key}
