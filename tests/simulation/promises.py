@@ -253,11 +253,14 @@ def check_plain(history: History, reach: Reach, latest: dict[tuple[int, int], in
     message = reach.message
     if not message.is_promised:
         return
+    is_answer = message.subject.startswith("_R_")
     for sub, view, subject in reach.plain:
         if not (view.is_sure and sub.has_seen(message)):
             continue
         if sub.left_at != NEVER and latest.get((sub.sid, message.client), -1) < message.number:
             continue  # (who stays has not had its max)
+        if is_answer and view.is_across and sub.left_at <= message.acked_at:
+            continue  # it is published in the asker's account when it arrives on the asker's shard, behind others
         if sub.is_outside or view.account in message.unsent:
             continue  # Servers.settled() has looked at that; or its server did not know that anybody wants it there
         if history.may_be_kept_out(sub, subject, message.at, message.acked_at):
