@@ -264,6 +264,19 @@ async def test_the_addresses_of_a_name_are_dialled_in_random_order() -> None:
     assert set(firsts) == {("one", 7422), ("two", 7422)}
 
 
+def test_a_reload_of_fence_is_told_to_connected_members() -> None:
+    said: list[bytes] = []
+    routes: Any = Routes.__new__(Routes)
+    routes._options, routes._dialled, routes._sessions = Options(), {}, []
+    routes._members = {"M": SimpleNamespace(link=SimpleNamespace(send=said.append))}
+    routes._teller = SimpleNamespace(changed=lambda: None)
+    routes._addresses = routes._learn_own_urls = routes._dial_configured = routes.flush = list
+    routes.hello = lambda: routes._options.fence.encode()
+    for fence in ("broker", "cluster", "cluster", "broker"):
+        routes.reload(Options(fence=fence), has_new_accounts=False)
+    assert said == [b"cluster", b"broker"]
+
+
 def test_a_reload_changes_how_often_connected_members_are_pinged() -> None:
     """A route pings each 30 s at least, and `cluster { ping_interval }` counts before that of clients."""
     timers: Any = Timers()

@@ -544,6 +544,23 @@ async def test_a_reload_looks_at_clients_in_turns_and_is_done_behind_the_last(mo
         house.close()
 
 
+async def test_of_a_reload_that_allows_fewer_whom_it_does_not_let_in_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those who are left then may be few enough."""
+    monkeypatch.setattr("gnatswarm.shards.clients.clients.RELOADED_AT_ONCE", 2)
+    house = OneShard(users("a", "b", "c"))
+    try:
+        clients = [await entered(house, user) for user in "cccaaabbb"]
+        fewer = msgspec.structs.replace(users("b", "c"), limits=Limits(max_connections=6))
+        done: list[bool] = []
+        house.shard.reload(fewer, lambda: done.append(True))
+        await until(lambda: done)
+        for client in clients[:3] + clients[6:]:
+            assert await client.talk(b"PING\r\n") == b"PONG\r\n"
+        assert len(house.shard.clients.open) == 6
+    finally:
+        house.close()
+
+
 async def test_permissions_by_the_thousand_are_compiled_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """200 clients that came back at once, each of a user with 5,000 of its own, kept a shard from others for 1.4 s."""
 
