@@ -91,6 +91,14 @@ def agrees(client: ssl.SSLContext, server: ssl.SSLContext) -> bool:
     return all(end.cipher() is not None for end in ends)
 
 
+def test_who_is_in_ca_file_is_trusted_though_another_authority_has_signed_it(tls, tmp_path):
+    """As by nats-server: of a chain it may have an intermediate authority, or the server alone."""
+    port = server_context(Tls(cert_file=tls.cert_file, key_file=tls.key_file))
+    assert agrees(client_context(ClientTls(ca_file=tls.cert_file), is_insecure=False), port)
+    other = Authority(tmp_path).server()
+    assert not agrees(client_context(ClientTls(ca_file=str(other.cert)), is_insecure=False), port)
+
+
 @pytest.mark.parametrize("of", [ClientTls, Tls], ids=["a remote's", "a cluster's"])
 def test_restrictions_hold_for_who_dials_too(tls, of):
     files = {"cert_file": tls.cert_file, "key_file": tls.key_file, "ca_file": tls.ca_file}
