@@ -24,6 +24,8 @@ log = logging.getLogger("gnatswarm.stats")
 
 # A disk that is full stays so for minutes, mostly.
 RETRY_S = 5.0
+# A router that ends waits so long for a disk.
+LAST_S = 2.0
 _COUNTS = ("in_msgs", "in_bytes", "out_msgs", "out_bytes", "link_out_msgs", "link_in_msgs")
 
 
@@ -40,6 +42,8 @@ class Gaps:
     def note(self, page: Page, process: ShardProcess, server_id: str, directory: str, reason: str) -> None:
         """This process has ended. The row is written in a thread, because a disk may be slow."""
         until_us, missing = page.unrecorded(process.shard)
+        # (Who still wrote after its end, as a relay whose disk had hung, may have written more than was counted.)
+        missing = tuple(max(0, count) for count in missing)
         if not any(missing):
             return
         self.msgs += missing[0]
@@ -87,9 +91,11 @@ class Gaps:
         for _ in range(2):  # (what came while a thread wrote has not been tried yet)
             self.write(directory, is_urgent=True)
             if self._writing is not None:
-                self._writing.thread.join()
+                self._writing.thread.join(LAST_S)
         if self._writing is not None:
             self._take_back(self._writing)
+            for row in self._writing.under_way():
+                self._keep(row)
         for shard, row in self._waiting.items():
             log.error("Statistics: no gap row for shard %d: %d messages are in no statistics", shard, row.in_msgs)
 
@@ -132,7 +138,12 @@ class _Writing:
         self.written: set[int] = set()  # shards
         self._directory = directory
         self._rows = rows
-        self.thread = threading.Thread(target=self._run, name="gap row")
+        self.thread = threading.Thread(target=self._run, name="gap row", daemon=True)
+
+    def under_way(self) -> list[GapRecord]:
+        """Those of which nothing is known yet, because the disk does not answer."""
+        known = {*self.written, *(row.shard for row, _ in self.failed)}
+        return [row for row in self._rows if row.shard not in known]
 
     def _run(self) -> None:
         for row in self._rows:
@@ -140,6 +151,8 @@ class _Writing:
                 _write(self._directory, row)
             except OSError as error:
                 self.failed.append((row, error.strerror or str(error)))
+            except Exception as error:  # as ImportError without descriptors: nothing may be lost unsaid
+                self.failed.append((row, str(error)))
             else:
                 self.written.add(row.shard)
 

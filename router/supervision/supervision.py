@@ -324,7 +324,7 @@ def _stop(state: ShardState, event: Event, now: float) -> Result:
 
 
 def _cancel(state: ShardState, event: Event, now: float) -> Result:
-    return _with(state, phase=Phase.STOPPED, is_wanted=False, leave=None, deadline=math.inf), ()
+    return _with(state, phase=Phase.STOPPED, is_wanted=False, leave=None, deadline=math.inf, is_resuming=False), ()
 
 
 def _crash(state: ShardState, event: Event, now: float) -> Result:
@@ -503,7 +503,9 @@ def _finish(state: ShardState, event: Event, now: float) -> Result:
 
 def _gone(state: ShardState, event: Event, now: float) -> Result:
     """A process that was told to stop has ended."""
-    return _with(state, phase=Phase.STOPPED, is_wanted=False, deadline=math.inf, is_suspect=False), (Forget(),)
+    return _with(state, phase=Phase.STOPPED, is_wanted=False, deadline=math.inf, is_suspect=False, is_resuming=False), (
+        Forget(),
+    )
 
 
 def _died(state: ShardState, event: Event, now: float) -> Result:
@@ -516,6 +518,7 @@ def _died(state: ShardState, event: Event, now: float) -> Result:
         deadline=math.inf,
         ping_sent_at=None,
         is_suspect=False,
+        is_resuming=False,
         last_reason=reason,
     )
     if state.has_drained:

@@ -96,6 +96,12 @@ TOO_MANY_OF_ACCOUNT = "their accounts have more than they may", "its account has
 # Those that are heard out, and stay, are looked at so often.
 SETTLE_AGAIN_S = 0.02
 
+# A reload waits for so many comparisons of passwords with their hashes, of 0.1 s each; other clients log in again. One
+# that cannot be made, because too much waits to be compared, is tried again so often.
+MOST_COMPARISONS = 40
+COMPARE_AGAIN_S = 0.1
+COMPARE_ATTEMPTS = 50
+
 # A leaf node waits for a gateway that is being started, until the handshake's timeout.
 GATEWAY_AGAIN_S = 0.05
 
@@ -137,7 +143,7 @@ class _Disconnection:
 class _Comparison:
     """Clients that a reload may keep wait for a comparison of their password with its hash."""
 
-    __slots__ = ("_on_done", "host", "question", "sessions")
+    __slots__ = ("_on_done", "attempts", "host", "question", "sessions")
 
     def __init__(
         self, question: HashedPassword, host: str, on_done: Callable[[_Comparison, bool | None], None]
@@ -146,6 +152,7 @@ class _Comparison:
         self.question = question
         self.host = host
         self.sessions: list[ClientSession] = []
+        self.attempts = 0
         self._on_done = on_done
 
     @property
@@ -1056,6 +1063,8 @@ class Clients:
             if question is not None and question.key not in self._incomparable:
                 comparison = self._comparisons.get(question.key)
                 if comparison is None:
+                    if len(self._comparisons) >= MOST_COMPARISONS:
+                        return False
                     comparison = _Comparison(question, session.host, self._on_compared)
                     self._comparisons[question.key] = comparison
                 comparison.sessions.append(session)
@@ -1068,12 +1077,18 @@ class Clients:
         if self._is_comparing or not self._comparisons:
             return
         self._is_comparing = True
-        comparison = next(iter(self._comparisons.values()))
+        self._compare(next(iter(self._comparisons.values())))
+
+    def _compare(self, comparison: _Comparison) -> None:
+        comparison.attempts += 1
         if not self.passwords.ask(comparison.question, comparison):
             asyncio.get_running_loop().call_soon(self._on_compared, comparison, None)
 
     def _on_compared(self, comparison: _Comparison, is_same: bool | None) -> None:
         """Look at those again that have waited; where it could not be made, as if it was not the same."""
+        if is_same is None and comparison.attempts < COMPARE_ATTEMPTS and not self._incomparable:
+            asyncio.get_running_loop().call_later(COMPARE_AGAIN_S, self._compare, comparison)
+            return
         key = comparison.question.key
         del self._comparisons[key]
         self._is_comparing = False

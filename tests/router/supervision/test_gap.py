@@ -76,3 +76,41 @@ def test_what_could_not_be_written_at_all_is_told_at_the_end(caplog: pytest.LogC
     note(gaps, "/dev/null/no-directory", msgs=5)
     gaps.close("/dev/null/no-directory")
     assert caplog.records[-1].getMessage() == "Statistics: no gap row for shard 3: 5 messages are in no statistics"
+
+
+def test_a_router_that_ends_does_not_wait_for_ever_for_a_disk(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+):
+    answers = threading.Event()
+    monkeypatch.setattr(gap, "LAST_S", 0.01)
+    monkeypatch.setattr(statfile.StatFile, "append", lambda _file, _blocks: answers.wait())
+    gaps = Gaps()
+    note(gaps, tmp_path, msgs=5)
+    gaps.close(str(tmp_path))
+    assert caplog.records[-1].getMessage() == "Statistics: no gap row for shard 3: 5 messages are in no statistics"
+    answers.set()
+    wait_until(lambda: [None for t in threading.enumerate() if t.name == "gap row"] == [])
+
+
+def test_whatever_prevents_a_row_is_said_and_it_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+):
+    def fail(_directory: str) -> None:
+        raise ImportError("no descriptors")
+
+    gaps = Gaps()
+    with monkeypatch.context() as broken:
+        broken.setattr(statfile, "adopt_orphans", fail)
+        note(gaps, tmp_path, msgs=5)
+        wait_until(lambda: [None for t in threading.enumerate() if t.name == "gap row"] == [])
+        gaps.write(str(tmp_path))
+    assert "no gap row for shard 3: no descriptors; it is tried again" in caplog.text
+    gaps.close(str(tmp_path))
+    assert [row["in_msgs"] for row in rows(tmp_path)] == [5]
+
+
+def test_what_was_written_beyond_what_was_counted_is_no_gap(tmp_path: Path):
+    gaps = Gaps()
+    note(gaps, tmp_path, msgs=-5)
+    gaps.close(str(tmp_path))
+    assert gaps.msgs == 0 and rows(tmp_path, hidden=True) == []

@@ -163,6 +163,15 @@ def test_a_process_that_stays_for_tls_gives_its_number_back() -> None:
     assert not state.has_drained and state.deaths == 0
 
 
+@pytest.mark.parametrize("phase", [Phase.DRAINING, Phase.STOPPING])
+def test_a_shard_that_ended_while_there_was_no_router_is_waited_for_no_more(phase: Phase) -> None:
+    """Who asks for all that have not said yet where they stand waited for it for ever."""
+    left, _ = s.taken_over(in_phase(phase, is_wanted=False), 100.5, 0)
+    assert left.is_resuming
+    state, _ = step(left, s.Exited("exit code 0"), 100.6)
+    assert (state.phase, state.is_resuming) == (Phase.STOPPED, False)
+
+
 @pytest.mark.parametrize("phase", [Phase.READY, Phase.DRAINING])
 def test_the_next_router_may_be_the_first_to_hear_that_a_process_stays_for_tls(phase: Phase) -> None:
     left, _ = s.taken_over(in_phase(phase), 100.5)

@@ -869,13 +869,16 @@ async def test_who_has_a_password_that_a_reload_writes_as_its_hash_stays(*, by_t
         house.close()
 
 
-async def test_passwords_of_a_reload_are_compared_one_after_another_and_each_client_gets_its_own_answer() -> None:
+def three_users(*secrets: str) -> Options:
+    return Options(users=tuple(User(name, secret) for name, secret in zip("abc", secrets, strict=True)))
+
+
+async def test_passwords_of_a_reload_are_compared_one_after_another_and_each_client_gets_its_own_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Three users, of whom two stay, and one whose comparison cannot be made."""
-
-    def options(*secrets: str) -> Options:
-        return Options(users=tuple(User(name, secret) for name, secret in zip("abc", secrets, strict=True)))
-
-    house = OneShard(options("a", "b", "c"))
+    monkeypatch.setattr(clients_module, "COMPARE_ATTEMPTS", 2)
+    house = OneShard(three_users("a", "b", "c"))
     try:
         clients = [house.connect() for _ in range(3)]
         for name, client in zip(b"abc", clients, strict=True):
@@ -889,14 +892,45 @@ async def test_passwords_of_a_reload_are_compared_one_after_another_and_each_cli
 
         house.shard.clients.passwords.ask = ask  # type: ignore[method-assign]
         done: list[bool] = []
-        after = options(HASHES["a"], HASHES["other"], HASHES["other"])
+        after = three_users(HASHES["a"], HASHES["other"], HASHES["other"])
         house.shard.reload(after, lambda: done.append(True))
         await until(lambda: done)
-        assert waiting == [0, 0, 0]
+        assert waiting == [0] * 4
         assert await clients[0].talk(b"PING\r\n") == b"PONG\r\n"
         assert [await client.wait(VIOLATION) for client in clients[1:]] == [VIOLATION] * 2
         house.shard.reload(msgspec.structs.replace(after, server_tags=("x",)))
-        assert await clients[0].talk(b"PING\r\n") == b"PONG\r\n" and waiting == [0, 0, 0]
+        assert await clients[0].talk(b"PING\r\n") == b"PONG\r\n" and waiting == [0] * 4
+    finally:
+        house.close()
+
+
+async def test_of_passwords_of_a_reload_so_many_are_compared_also_where_others_wait_for_too_much(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where their host has 64 log-ins that wait, they were all closed in a moment."""
+    monkeypatch.setattr(clients_module, "MOST_COMPARISONS", 2)
+    house = OneShard(three_users("a", "a", "a"))
+    try:
+        clients = [house.connect() for _ in range(3)]
+        for name, client in zip(b"abc", clients, strict=True):
+            await client.talk(b'CONNECT {"verbose":false,"user":"%c","pass":"a"}\r\nPING\r\n' % name)
+        asked = house.shard.clients.passwords.ask
+        refused: list[HashedPassword] = []
+
+        def ask(question: HashedPassword, waiter: WaitingClient) -> bool:
+            if refused.count(question) < 2:
+                refused.append(question)
+                return False
+            return asked(question, waiter)
+
+        house.shard.clients.passwords.ask = ask  # type: ignore[method-assign]
+        done: list[bool] = []
+        hashes = [HASHES["a"], HASHES["a"].replace("$2b$", "$2a$"), HASHES["a"].replace("$2b$", "$2y$")]
+        house.shard.reload(three_users(*hashes), lambda: done.append(True))
+        await until(lambda: done)
+        assert [await client.talk(b"PING\r\n") for client in clients[:2]] == [b"PONG\r\n"] * 2
+        assert await clients[2].wait(VIOLATION) == VIOLATION
+        assert len(refused) == 4
     finally:
         house.close()
 
