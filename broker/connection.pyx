@@ -293,6 +293,7 @@ cdef class ClientConnection(Peer):
         cdef Publish message
         cdef uint32_t n
         cdef Py_ssize_t done
+        cdef bint has_logged_in = False   # here, so that its allowance counts from now on
         self.active_us = self.out.box.now_us
         self.has_spoken = True
         self.n_slow = self.n_delivered = 0
@@ -310,8 +311,9 @@ cdef class ClientConnection(Peer):
                     break
                 p += done
                 if unlikely(self.allowance is not None):   # it has just logged in
-                    if self.in_msgs == 1:   # by that message
+                    if self.in_msgs == 1 and not has_logged_in:   # by that message
                         self.allowance.charge(1, self.in_bytes, self.out.box.now_us)
+                    has_logged_in = True
                     # (What else it sends is carried out: who logs in waits for a PONG.)
                     if not self.holds and not self.is_closing and may_publish_next(p, end):
                         return p - data + self.consume_limited(p, end - p, whole)

@@ -94,6 +94,9 @@ class TlsBlock:
         except Mistake as mistake:
             self._problem(entry.at, f"{key}: {mistake.what}", mistake.advice)
             return
+        if self._is_remote and key in _FILES and not found[key]:  # as of a variable that is not set
+            self._problem(entry.at, f"{key}: expected a file, not an empty name", "leave it out, or name one")
+            return
         self._allows_insecure |= bool(found.pop("allows_insecure", False))
         for name in _OF_PORTS if self._is_remote else _OF_REMOTES:
             found.pop(name, None)
@@ -345,4 +348,5 @@ _KEYS: dict[str, Callable[[object], Settings]] = {
 # What they set for ports alone, and for connections to other servers alone.
 _OF_PORTS = ("verify", "verify_and_map", "handshake_fallback_s", "handshakes_per_s")
 _OF_REMOTES = ("insecure",)
+_FILES = ("cert_file", "key_file", "ca_file")
 _NAMES = {name: name for name in (*_KEYS, "certs")} | same("handshake_first", "first", "immediate")

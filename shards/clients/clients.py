@@ -487,6 +487,7 @@ class Clients:
         self._untold.pop(session, None)
         self._told_when_heard.discard(session)
         self._hearing.forget(session)
+        self._end_limited(session)
         self._unchecked.pop(session, None)
         self._reload_later.pop(session.connection.cid, None)
         self._page.pass_connection(self._shard)
@@ -621,6 +622,7 @@ class Clients:
         self._leaf_nodes.discard(session)
         self._hearing.forget(session)
         self._told_when_heard.discard(session)
+        self._end_limited(session)
         self._reload_later.pop(cid, None)
         self._ending.pop(session, None)
         self._untold.pop(session, None)
@@ -683,12 +685,17 @@ class Clients:
         self.denials.note_limited(session.account, session.connect.nkey or session.user)
 
         def again() -> None:
-            self._limited.pop(session, None)
-            if session.socket is not None:
+            if self._limited.pop(session, None) is not None and session.socket is not None:
                 session.connection.publish_again()
-                self._reactor.finish()
+                self.finish_soon()  # (a link that is just being read may have brought this about)
 
         self._limited[session] = self.allowances.wait((session.user, session.account), wait_us, again)
+
+    def _end_limited(self, session: ClientSession) -> None:
+        """It is here no more, and waits for nothing."""
+        end = self._limited.pop(session, None)
+        if end is not None:
+            end()
 
     def on_other_publish_limits(self, session: ClientSession) -> None:
         """The client has other publish_limits than before: it waits for those no more."""
@@ -761,7 +768,7 @@ class Clients:
 
         Of how many, and the ids of those that have closed. The others have their limit again behind it.
         """
-        self._hear(self.open.values())
+        self._hear(list(self.open.values()))
         heard = self._hearing.sessions
         return len(heard), {session.connection.cid for session in heard if session.has_ended}
 
@@ -913,6 +920,9 @@ class Clients:
     def tell_now(self, session: ClientSession) -> None:
         """Tell the client what is new in INFO, if that is due: it is about to be closed, or to go on elsewhere."""
         goes = self._untold.pop(session, None)
+        if session in self._told_when_heard:  # (there is no other time to tell it)
+            self._told_when_heard.discard(session)
+            goes = True
         if goes is None:
             return
         # What waits for its first PONG is replaced: it has not heard yet that it should leave.

@@ -10,6 +10,7 @@ import logging
 from typing import TYPE_CHECKING, Protocol
 
 from gnatswarm.broker.errors import CloseReason
+from gnatswarm.shards.clients.hearing import HEAR_OUT_S
 
 if TYPE_CHECKING:
     import asyncio
@@ -107,7 +108,9 @@ class Departure:
             return
         passed_s = now_s - self._started_s - self._grace_s
         if passed_s >= 0 and (self._to_close >= 0 or self._begin_to_close()):
-            self._close_some(1.0 if self._spread_s <= 0 else min(1.0, passed_s / self._spread_s))
+            share = 1.0 if self._spread_s <= 0 else min(1.0, passed_s / self._spread_s)
+            # (Nobody hears for so long; but who speaks up later than others is heard later.)
+            self._close_some(share, is_late=passed_s >= self._spread_s + HEAR_OUT_S)
         if passed_s >= self._spread_s and not self._clients.open:
             self._on_done()
             return
@@ -140,7 +143,7 @@ class Departure:
         self._ending |= ended
         return heard
 
-    def _close_some(self, share: float) -> None:
+    def _close_some(self, share: float, *, is_late: bool) -> None:
         """Close clients until `share` of the first count is gone: late those with pending bytes, last who has ended."""
         excess = len(self._clients.open) - int(self._to_close * (1.0 - share))
         if excess <= 0:
@@ -150,6 +153,6 @@ class Departure:
             return session.connection.cid in self._ending, session.connection.pending_bytes > 0
 
         chosen = sorted(self._clients.open.values(), key=lateness)[:excess]
-        heard = self._clients.hear_out(chosen)
+        heard = chosen if is_late else self._clients.hear_out(chosen)
         if share < 1.0 or len(heard) == len(chosen):  # (at the end all at once, or nobody would get what they say)
             self._clients.close(heard, CloseReason.SERVER_SHUTDOWN)

@@ -202,10 +202,11 @@ class Remote:
     def reload(self, options: Options, remote: LeafRemote) -> None:
         """Use the new options, in which it is this remote: the same, but for what its certificate files hold.
 
-        That holds from the next dial on. A hub is left whose certificate the options refuse.
+        That holds from the next dial on, as does what the system's authorities are now. A hub is left whose certificate
+        the options refuse.
         """
         self._options = options
-        if remote != self.remote:
+        if remote != self.remote or not remote.tls.ca_file:
             self.remote, self._context = remote, None
         if self.session is not None:
             self.session.reload()
@@ -386,7 +387,7 @@ class Remote:
 
     def on_ended(self, session: LeafSession, reason: str, *, wait_long: bool) -> None:
         """The connection has ended."""
-        self._waits_long = wait_long
+        self._waits_long |= wait_long  # (objection_to() may have said so)
         self._has_lasted = session.has_lasted and not wait_long
         if session.is_accepted:
             is_like_newer = self._options.is_like_newer

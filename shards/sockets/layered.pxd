@@ -34,6 +34,7 @@ cdef class LayeredSocket(Socket):
     cdef Py_ssize_t unsent_at
     # Input not yet given to the peer: (is it as on the wire, bytes). What `frames` has, if it is paused, comes between.
     cdef list kept
+    cdef bint has_said_end     # we have said so, by end_sending(): nothing is sent behind it
     cdef bint has_ended        # the other end has said so (close_notify), behind all that it sent
     cdef bint broken           # a record was none: it is closed once what came before is carried out
     cdef Stage stage

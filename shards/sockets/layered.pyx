@@ -553,7 +553,7 @@ cdef class LayeredSocket(Socket):
         """Send the response to an upgrade, or pongs. Behind a close frame nothing is sent (RFC 6455, section 5.5.1): it
         waits for what the operations before the other end's have caused, until part()."""
         cdef object answer = None if self.frames.is_over and self.frames.is_open else self.frames.take_answer()
-        if answer:
+        if answer and not self.has_said_end:
             self.queue(answer)
         return 0
 
@@ -851,6 +851,7 @@ cdef class LayeredSocket(Socket):
             except SSLError:
                 pass   # the other end has not sent its close_notify
             self.queue_outgoing()
+        self.has_said_end = True
         return True
 
     cdef void part(self, int reason) noexcept:
@@ -858,7 +859,7 @@ cdef class LayeredSocket(Socket):
         try:
             if reason not in (CLOSE_WRITE_ERROR, CLOSE_READ_ERROR, CLOSE_SLOW_CONSUMER_PENDING_BYTES,
                               CLOSE_SLOW_CONSUMER_WRITE_DEADLINE) and self.stage == OPEN and self.unsent is None:
-                if self.frames is not None:
+                if self.frames is not None and not self.has_said_end:
                     last = self.frames.farewell(reason)
                     if last:
                         self.queue(last)

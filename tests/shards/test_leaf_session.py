@@ -10,7 +10,7 @@ import pytest
 
 from gnatswarm.broker.access.user_index import UserIndex
 from gnatswarm.broker.limits import Limits
-from gnatswarm.broker.options import LeafRemote, Options
+from gnatswarm.broker.options import ClientTls, LeafRemote, Options
 from gnatswarm.shards.gateway import words
 from gnatswarm.shards.gateway.hub import HubSession
 from gnatswarm.shards.gateway.leaf import LeafSession
@@ -186,3 +186,24 @@ def test_a_reload_changes_how_often_a_connected_leaf_node_is_pinged(reload: Call
     assert bytes(sock.sent) == b"PING\r\n" * 3 + b"-ERR 'Stale Connection'\r\n"
     session.link.leave()
     cluster.close()
+
+
+def test_a_hub_that_is_this_broker_is_left_alone_for_long_also_where_its_session_ends_for_that() -> None:
+    """It was dialled anew each second, with a TLS handshake."""
+    info = words.read_info(b"{" + A_HUB.replace(b"N2", b"N") + b',"leafnode_urls":[]}')
+    remote: Any = Remote.__new__(Remote)
+    remote._identity, remote._waits_long = Identity("N", "n", "2.15.1", 1000, True), False
+    remote._failures, remote._over = 0, None
+    objection = remote.objection_to(info)
+    ended: Any = SimpleNamespace(has_lasted=False, is_accepted=False, address="h:7422")
+    remote.on_ended(ended, objection, wait_long=False)
+    assert objection == "this broker itself listens there" and remote._waits_long
+
+
+def test_a_reload_reads_the_systems_authorities_anew() -> None:
+    remote: Any = Remote.__new__(Remote)
+    here, named = (LeafRemote(urls=("tls://h:7422",), tls=ClientTls(ca_file=file)) for file in ("", "ca.pem"))
+    for one, is_kept in ((here, False), (named, True)):
+        remote.remote, remote._context, remote.session = one, "context", None
+        remote.reload(Options(), one)
+        assert (remote._context is not None) is is_kept

@@ -278,6 +278,10 @@ def test_with_verify_and_map_a_certificate_is_enough(built: Build, authority: Au
         ),
         ("leafnodes { remotes [ { url: h, tls { key_file: x } } ] }", "1:33: missing 'cert_file' in TLS configuration"),
         ("leafnodes { remotes [ { url: h, tls: 5 } ] }", "1:33: expected a block, not a number — write tls { ca_file"),
+        (
+            "leafnodes { remotes [ { url: h, tls { ca_file: '' } } ] }",
+            "1:39: ca_file: expected a file, not an empty name",
+        ),
         ("leafnodes { remotes [ { url: h, tls { foo: 1 } } ] }", '1:39: unknown field "foo"'),
         ("leafnodes { remotes [ { url: h, tls { min_version: '1.1' } } ] }", "1:39: min_version: unknown TLS version"),
         ("leafnodes { remotes [ { url: h, tls { cipher_suites: [x] } } ] }", "1:39: cipher_suites: unrecognized cip"),

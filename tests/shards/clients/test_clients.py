@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from itertools import pairwise
+from types import SimpleNamespace
 
 import bcrypt
 import msgspec
@@ -708,6 +709,41 @@ async def limited() -> AsyncIterator[Limited]:
     limited.house.close()
 
 
+async def test_of_who_waits_for_its_limits_and_has_gone_nothing_is_left(limited: Limited) -> None:
+    await limited.begin()
+    clients, gone = limited.clients, limited.sessions[0]
+    await until(lambda: len(clients._limited) == 2)
+    assert gone.socket is not None
+    gone.socket.kick(CloseReason.AUTHENTICATION_EXPIRED)
+    await until(lambda: len(clients.open) == 1)
+    assert gone not in clients._limited and sum(clients.allowances._waiting.values()) == len(clients._limited)
+
+
+async def test_who_has_other_limits_is_read_on_when_the_reactor_has_time(limited: Limited) -> None:
+    """A link may bring it about, in the midst of its frames: 2,000 messages behind them were taken for the client's."""
+    await limited.begin()
+    clients, finished = limited.clients, list[str]()
+    reactor = clients._reactor
+    clients._reactor = SimpleNamespace(is_serving=True, finish=lambda: finished.append("finish"))  # type: ignore[assignment]
+    before = limited.connections[0].in_msgs
+    limited.connections[0].allow(None)
+    clients.on_other_publish_limits(limited.sessions[0])
+    assert not finished and limited.connections[0].in_msgs == before
+    clients._reactor = reactor
+    reactor.finish()
+    await until(lambda: limited.connections[0].in_msgs == 50)
+
+
+async def test_who_is_heard_and_goes_on_elsewhere_or_is_closed_is_told_to_go_before(limited: Limited) -> None:
+    first, _second = await limited.begin()
+    limited.clients.announce_departure()
+    limited.clients.read_ahead()
+    limited.clients.announce_departure()
+    limited.clients.tell_now(limited.sessions[0])
+    limited.house.shard.reactor.finish()
+    assert b'"ldm":true' in await first.wait(b'"ldm":true')
+
+
 async def test_who_has_ended_is_heard_out_without_its_limit_and_others_keep_theirs(limited: Limited) -> None:
     """A shard that leaves does not wait for the rate of those who have gone, and does not know who has."""
     ended, stays = await limited.begin()
@@ -931,6 +967,19 @@ async def test_of_passwords_of_a_reload_so_many_are_compared_also_where_others_w
         assert [await client.talk(b"PING\r\n") for client in clients[:2]] == [b"PONG\r\n"] * 2
         assert await clients[2].wait(VIOLATION) == VIOLATION
         assert len(refused) == 4
+    finally:
+        house.close()
+
+
+async def test_a_message_that_logs_a_guest_in_is_counted_once_whatever_comes_behind_it() -> None:
+    """Some thousand +OK in the same write counted as messages, of all others with these limits."""
+    limits = PublishLimits(messages=1000, burst_s=1, stall_s=0)
+    house = OneShard(Options(users=(User("a", publish_limits=limits),), no_auth_user="a"))
+    try:
+        first, second = house.connect(), house.connect()
+        await first.talk(b"PUB a 1\r\nx\r\n" + b"+OK\r\n" * 3000 + b"PING\r\n")
+        await second.talk(b"PUB a 1\r\nx\r\n" * 500 + b"PING\r\n")
+        assert [one.publish_waits for one in house.shard.clients.connections()] == [0, 0]
     finally:
         house.close()
 

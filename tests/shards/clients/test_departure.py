@@ -16,6 +16,7 @@ import pytest
 from gnatswarm.broker.errors import CloseReason
 from gnatswarm.shards.boundary import control
 from gnatswarm.shards.clients.departure import QUIET_S, STEP_S, Departure
+from gnatswarm.shards.clients.hearing import HEAR_OUT_S
 from gnatswarm.shards.worker import Worker
 
 
@@ -450,6 +451,18 @@ def test_who_is_still_being_heard_is_not_closed_yet(clock: Clock, clients: Clien
     clients.unheard.clear()
     clock.advance(2 * STEP_S)
     assert not clients.open
+
+
+def test_a_departure_ends_though_there_is_always_somebody_who_speaks_up(clock: Clock, clients: Clients) -> None:
+    """The router would kill the shard, two seconds after its time."""
+    for _ in range(10):
+        clients.come()
+    clients.unheard = {1}
+    leaving = Leaving(clock, clients, grace_s=1.0, spread_s=1.0, quiet_s=0.0)
+    clock.advance(2.0 + HEAR_OUT_S - STEP_S)
+    assert 1 in clients.open
+    clock.advance(3 * STEP_S)
+    assert leaving.is_done
 
 
 def test_where_all_are_closed_at_once_nobody_is_before_the_last_one_is_heard(clock: Clock, clients: Clients) -> None:

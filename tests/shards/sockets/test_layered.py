@@ -706,6 +706,16 @@ def test_the_end_is_not_told_by_tls_before_what_has_come_is_read(bench: Bench) -
     link.go_on()
     bench.reactor.finish()
     assert len(session.said) == 2 and keeper.socket.end_sending()
+    bench.reactor.turn()
+    ours.settimeout(0)
+    with contextlib.suppress(BlockingIOError):
+        while ours.recv(65536):
+            pass
+    ours.sendall(record(frame(PING, b"?")) + record(frame(BINARY, b"-ERR 'behind a ping'\r\n")))
+    bench.reactor.turn()
+    assert len(session.said) == 3  # and no pong: TLS encrypts nothing behind its close_notify
+    with pytest.raises(BlockingIOError):
+        ours.recv(1)
 
 
 @pytest.mark.parametrize("layer", ["tls", "both"])
