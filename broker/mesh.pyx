@@ -142,7 +142,10 @@ cdef class Dropping(Accounts):
         return True
 
 
-cdef bint is_bare(Sublist sublist) noexcept:
+cdef size_t EVERY_SLOT = <size_t>1 << 48
+
+
+cdef bint is_bare(Sublist sublist) except -1:
     """Whether it has nothing that would be missed, here or in the statistics."""
     cdef Walk walk = Walk(0, 0)
     cdef int i
@@ -161,6 +164,7 @@ cdef bint is_bare(Sublist sublist) noexcept:
     for i in range(N_WIDTHS):
         if sublist.widths[i] or sublist.link_widths[i]:
             return False
+    sublist.harvest(0, EVERY_SLOT)   # (what came from another account is in no width)
     return sublist.tally.is_empty
 
 

@@ -94,7 +94,8 @@ class TlsBlock:
         except Mistake as mistake:
             self._problem(entry.at, f"{key}: {mistake.what}", mistake.advice)
             return
-        if self._is_remote and key in _FILES and not found[key]:  # as of a variable that is not set
+        # As of a variable that is not set; without authorities all public ones would be trusted.
+        if (key == "ca_file" or (self._is_remote and key in _FILES)) and not found[key]:
             self._problem(entry.at, f"{key}: expected a file, not an empty name", "leave it out, or name one")
             return
         self._allows_insecure |= bool(found.pop("allows_insecure", False))

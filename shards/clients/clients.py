@@ -143,14 +143,13 @@ class _Disconnection:
 class _Comparison:
     """Clients that a reload may keep wait for a comparison of their password with its hash."""
 
-    __slots__ = ("_on_done", "attempts", "host", "question", "sessions")
+    __slots__ = ("_on_done", "attempts", "question", "sessions")
 
-    def __init__(
-        self, question: HashedPassword, host: str, on_done: Callable[[_Comparison, bool | None], None]
-    ) -> None:
-        """`host`: for whom it is made, as far as turns are concerned."""
+    # Turns go by host: behind the log-ins of its clients' own host it would wait for minutes.
+    host = "reload"
+
+    def __init__(self, question: HashedPassword, on_done: Callable[[_Comparison, bool | None], None]) -> None:
         self.question = question
-        self.host = host
         self.sessions: list[ClientSession] = []
         self.attempts = 0
         self._on_done = on_done
@@ -414,6 +413,9 @@ class Clients:
         del self.open[session.connection.cid]
         self._leaf_nodes.discard(session)
         self._untold.pop(session, None)
+        self._told_when_heard.discard(session)
+        self._hearing.forget(session)
+        self._end_limited(session)
         self._unchecked.pop(session, None)
         self._page.remove_connection(self._shard)
         self.census.leave(session)
@@ -1075,7 +1077,7 @@ class Clients:
                 if comparison is None:
                     if len(self._comparisons) >= MOST_COMPARISONS:
                         return False
-                    comparison = _Comparison(question, session.host, self._on_compared)
+                    comparison = _Comparison(question, self._on_compared)
                     self._comparisons[question.key] = comparison
                 comparison.sessions.append(session)
                 self._compare_next()

@@ -72,8 +72,11 @@ class Leaving:
         if sessions:
             self._loop.call_later(LOOK_S, self._look)
         else:
-            self._exchange.call_when_known(self._done)
+            self._exchange.call_when_known(self._done_soon)
         self._reactor.finish()
+
+    def _done_soon(self) -> None:
+        self._loop.call_soon(self._done)  # (a sibling's frames are just being read)
 
     def _done(self) -> None:
         if not self._is_done:

@@ -103,7 +103,7 @@ cdef class Listener(Source):
             # and all replies.
             newest = self.reactor.newest
             if newest is not None and newest.fd == fd and not newest.is_opening:
-                newest.on_event(EPOLLIN)
+                self.reactor.serve_one(newest, EPOLLIN)
             self.reactor.newest = None
             if fd >= self.full_at:
                 self.on_full()

@@ -104,7 +104,8 @@ cdef void wait_in_place(void *handle) noexcept nogil:
             break
         if serve_round(hook.owner, events, n) or timeout_ms == 0:
             break
-    uv_idle_start(hook.idle, do_nothing)
+    if hook.fd >= 0:    # (else it was ended in that round, and closes)
+        uv_idle_start(hook.idle, do_nothing)
 
 
 cdef void do_nothing(void *handle) noexcept nogil:
@@ -204,6 +205,7 @@ cdef class LoopWait:
         epoll_ctl(self.reactor.fd, EPOLL_CTL_DEL, self.events.fd, &event)
         self.events.fd = -1     # libuv's: it is not closed
         self.reactor.forget(self.events)
+        hook.fd = -1
         uv_close(hook.idle, free_idle)      # (closing stops them)
         uv_close(hook + 1, free_hook)
         self.events.is_ready = True     # where it is called within a round, that is the last

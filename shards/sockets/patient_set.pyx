@@ -150,7 +150,7 @@ cdef class PatientSet(Source):
             source.looked = self.number
             if source.fd >= 0:
                 self.reads += 1
-                source.on_event(events[i].events)
+                source.on_event_alone(events[i].events)
             if i & 7 == 7 and i + 1 < n and monotonic_us() - began_us > MOST_US:
                 was_all = False
                 break

@@ -139,6 +139,9 @@ cdef void flush_peer(void *owner, OutBuf *out) noexcept:
 cdef class Socket(Source):
     """A connected stream socket and the Peer whose bytes it carries. Owns the descriptor."""
 
+    cdef int on_event_alone(self, uint32_t events) except -1:
+        return self.reactor.serve_one(self, events)
+
     cdef int on_event(self, uint32_t events) except -1:
         if events & EPOLLOUT:
             self.peer.out.is_blocked = 0
@@ -843,7 +846,9 @@ cdef class Reactor:
         self.round.is_due = source is not None or self.has_wait and (len(self.leaving) > 0 or len(self.resuming) > 0)
 
     def finish(self):
-        """Sends what was appended from outside a turn."""
+        """Sends what was appended from outside a turn. Where the reactor is closed it does nothing."""
+        if self.fd < 0:
+            return
         self.read_clock()
         self.finish_round()
 

@@ -38,3 +38,4 @@ cdef class Source:
     cdef uint32_t few_cycle  # … and with little
     cdef uint32_t looked     # of a patient set: the number of the last look that read it
     cdef int on_event(self, uint32_t events) except -1
+    cdef int on_event_alone(self, uint32_t events) except -1

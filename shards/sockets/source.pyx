@@ -15,3 +15,7 @@ cdef class Source:
 
     cdef int on_event(self, uint32_t events) except -1:
         raise NotImplementedError
+
+    cdef int on_event_alone(self, uint32_t events) except -1:
+        """The same, at nobody else's cost: what it raises ends it alone, if it can."""
+        return self.on_event(events)

@@ -57,6 +57,8 @@ def test_only_what_can_be_read_to_its_end_is_waited_for(session: Session, did: l
     assert session.did == did and not done  # it has not closed yet, and nothing more is done to it
     there.clear()
     later.pop()()
+    assert not done  # a link is just being read
+    later.pop()()
     assert done == [True]
     limit()
     assert done == [True]

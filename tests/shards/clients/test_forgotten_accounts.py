@@ -79,3 +79,30 @@ async def test_an_account_that_somebody_holds_or_is_interested_in_is_not_forgott
         client.close()
     finally:
         house.close()
+
+
+async def test_an_account_with_counts_that_are_in_no_statistics_yet_is_not_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What comes from another account is counted apart."""
+    monkeypatch.setattr(shard, "FORGET_S", 0.0)
+    told = Account("TOLD", exports=(Export("log", is_service=True),))
+    tells = Account("TELLS", imports=(Import("TOLD", "log", is_service=True, to="log"),))
+    house = OneShard(having(told, tells))
+    mesh = house.shard.mesh
+    try:
+        mesh.tally(100)
+        hears, tells_it = await logged_in(house, b"told"), await logged_in(house, b"tells")
+        await hears.talk(b"SUB log 2\r\nPING\r\n")
+        await tells_it.talk(b"PUB log 1\r\n.\r\nPING\r\n")
+        await hears.wait(b"MSG log 2 1\r\n.\r\n")
+        hears.close()
+        await until(lambda: len(house.shard.clients.open) == 1)
+        house.shard.reload(having(Account("TELLS")))
+        names = {b"$G", b"$SYS", b"TELLS"}
+        gc.collect()
+        assert mesh.forget_accounts(names) == 1
+        [left] = [one for one in mesh.sublists() if one.account == b"TOLD"]
+        assert left.tally is not None and not left.tally.is_empty
+    finally:
+        house.close()

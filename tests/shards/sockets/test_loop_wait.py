@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -146,6 +147,28 @@ def test_a_descriptor_that_the_loop_watches_from_then_on_is_watched(where: str):
             await readable
             loop.remove_reader(ours)
             writer.join()
+
+    run(work)
+
+
+def test_a_wait_that_is_ended_in_a_round_leaves_a_loop_that_waits():
+    """As where an embedded broker ends because of an error of ours: libuv went on with a handle that was freed."""
+
+    async def work() -> None:
+        ended = asyncio.get_running_loop().create_future()
+        waits: list[LoopWait] = []
+
+        def end() -> None:
+            waits[0].end()
+            ended.get_loop().call_soon(ended.set_result, None)
+
+        with served(end) as here:
+            waits.append(here.wait)
+            here.client.sendall(QUIET)
+            await ended
+            before_s = time.thread_time()
+            await here.loop.run_in_executor(None, threading.Event().wait, 0.1)
+            assert time.thread_time() - before_s < 0.02
 
     run(work)
 

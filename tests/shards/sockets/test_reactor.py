@@ -83,14 +83,17 @@ class Bench:
         accepted.setblocking(False)
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         fd = accepted.detach()
-        session = self.sessions[fd] = Session()
-        connection = ClientConnection(self._fanout, self.sublist, self._fence, next(self._cids), Limits(), session)
-        session.connection = connection
-        layered = upgraded() if by_websocket else None
         is_local = is_on_this_host(client.getpeername()[0])
-        self.reactor.open(fd, connection, self.owner, layered, is_local=is_local)
+        self.serve(fd, Session(), upgraded() if by_websocket else None, is_local=is_local)
         client.sendall(frame(BINARY, QUIET) if by_websocket else QUIET)
         return client, fd
+
+    def serve(self, fd: int, session: Session, layered: LayeredSocket | None = None, *, is_local: bool = False) -> None:
+        """Have this descriptor be a client's."""
+        self.sessions[fd] = session
+        connection = ClientConnection(self._fanout, self.sublist, self._fence, next(self._cids), Limits(), session)
+        session.connection = connection
+        self.reactor.open(fd, connection, self.owner, layered, is_local=is_local)
 
     def turn_until(self, holds: Callable[[], bool], *, turns: int = 1) -> None:
         """`turns`: so many between looks at the condition, without a wait for something to happen."""
@@ -393,6 +396,26 @@ def test_an_error_of_ours_costs_the_connection_that_made_it_and_no_other(bench, 
     assert "RuntimeError: of the test" in caplog.text
 
 
+class Stumbling(Session):
+    def on_connect(self, _raw: bytes) -> None:
+        raise RuntimeError("of the test")
+
+
+def test_an_error_of_ours_costs_who_spoke_before_it_was_accepted_its_connection_alone(bench, caplog):
+    """As most do that come back at once; then bytes are there when the listener has accepted it."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.setblocking(False)
+        with socket.create_connection(listening.getsockname()) as client:
+            client.sendall(b"CONNECT {}\r\nPING\r\n")
+            listener = Listener(
+                bench.reactor, listening.fileno(), lambda fd, _host, _port: bench.serve(fd, Stumbling()), lambda _: None
+            )
+            bench.turn_until(lambda: bool(bench.owner.closed))
+            listener.close()
+    assert bench.owner.closed == [CloseReason.PARSE_ERROR]
+    assert "its connection is closed because of an error of ours" in caplog.text
+
+
 # ---- crowds
 
 
@@ -435,9 +458,9 @@ def test_a_round_that_lasts_ends_and_all_have_their_turn_in_those_that_follow(be
     assert max(after - before for before, after in itertools.pairwise(counts)) <= most
 
 
-def test_a_look_at_those_who_are_read_with_patience_ends_too(bench):
+def gathered(bench: Bench) -> dict[int, socket.socket]:
+    """Clients that are read with patience."""
     clients = {fd: client for client, fd in [bench.connect() for _ in range(64)]}
-    served: list[int] = []
 
     def is_gathered() -> bool:
         bench.hurry()
@@ -446,14 +469,34 @@ def test_a_look_at_those_who_are_read_with_patience_ends_too(bench):
         bench.reactor.turn()
         return bool(bench.reactor.gathered.n_sockets == len(clients))
 
+    bench.turn_until(is_gathered)
+    return clients
+
+
+def test_an_error_of_ours_costs_who_is_read_with_patience_its_connection_alone(bench, caplog):
+    clients = gathered(bench)
+    number, bad = clients.popitem()
+
+    def stumble(_raw: bytes) -> None:
+        raise RuntimeError("of the test")
+
+    bench.sessions[number].on_info = stumble
+    bad.sendall(b"INFO {}\r\n")
+    bench.turn_until(lambda: bool(bench.owner.closed))
+    assert bench.owner.closed == [CloseReason.PARSE_ERROR]
+    assert "its connection is closed because of an error of ours" in caplog.text
+
+
+def test_a_look_at_those_who_are_read_with_patience_ends_too(bench):
+    served: list[int] = []
+
     def on_info(fd: int, raw: bytes) -> None:
         served.append(fd)
         until = time.monotonic() + 0.004
         while time.monotonic() < until:
             pass
 
-    bench.turn_until(is_gathered)
-    for fd, client in clients.items():
+    for fd, client in gathered(bench).items():
         bench.sessions[fd].on_info = functools.partial(on_info, fd)
         client.sendall(LITTLE)
     counts = [0]
