@@ -634,9 +634,10 @@ class Worker:
 
     def _end(self) -> None:
         """Close everybody."""
-        if self._is_relay and not self.done.done():  # (a shard that was leaving has left meanwhile)
+        if self.done.done():
+            return
+        if self._is_relay:  # (a shard that was leaving has left meanwhile)
             self._loop.call_later(STOP_WITHIN_S, self._finish, 0)
-        if self._is_relay or self.done.done():
             return
         self._is_over = True
         self._shard.stop_listening()

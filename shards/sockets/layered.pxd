@@ -34,7 +34,7 @@ cdef class LayeredSocket(Socket):
     cdef Py_ssize_t unsent_at
     # Input not yet given to the peer: (is it as on the wire, bytes). What `frames` has, if it is paused, comes between.
     cdef list kept
-    cdef bint has_said_end     # we have said so, by end_sending(): nothing is sent behind it
+    cdef bint has_said_end     # we have said so: nothing is sent behind it
     cdef bint has_ended        # the other end has said so (close_notify), behind all that it sent
     cdef bint broken           # a record was none: it is closed once what came before is carried out
     cdef Stage stage
@@ -64,6 +64,7 @@ cdef class LayeredSocket(Socket):
     cdef int go_on(self) except -1
     cdef int give_way(self) except -1
     cdef int end_if_over(self) except -1
+    cdef int say_end(self, int reason) except -1
     cdef int feed(self, object payload) except -1
     cdef int become_open(self) except -1
     cdef int ask_for_upgrade(self) except -1

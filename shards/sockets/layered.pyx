@@ -841,34 +841,30 @@ cdef class LayeredSocket(Socket):
             return False
         if self.tls is not None and (self.tls.pending() or self.incoming.pending):
             return False   # (OpenSSL drops data that it finds when it looks for the other end's close_notify)
-        if self.frames is not None:
-            last = self.frames.farewell(CLOSE_SERVER_SHUTDOWN)
+        self.say_end(CLOSE_SERVER_SHUTDOWN)
+        return True
+
+    cdef int say_end(self, int reason) except -1:
+        """A close frame, once, and close_notify."""
+        if self.frames is not None and not self.has_said_end:
+            last = self.frames.farewell(reason)
             if last:
                 self.queue(last)
         if self.tls is not None:
             try:
                 self.tls.unwrap()
             except SSLError:
-                pass   # the other end has not sent its close_notify
+                pass   # the other end has not sent its close_notify, and need not
             self.queue_outgoing()
         self.has_said_end = True
-        return True
+        return 0
 
     cdef void part(self, int reason) noexcept:
         """Send close frame and close_notify, if the socket still takes them."""
         try:
             if reason not in (CLOSE_WRITE_ERROR, CLOSE_READ_ERROR, CLOSE_SLOW_CONSUMER_PENDING_BYTES,
                               CLOSE_SLOW_CONSUMER_WRITE_DEADLINE) and self.stage == OPEN and self.unsent is None:
-                if self.frames is not None and not self.has_said_end:
-                    last = self.frames.farewell(reason)
-                    if last:
-                        self.queue(last)
-                if self.tls is not None:
-                    try:
-                        self.tls.unwrap()
-                    except SSLError:
-                        pass   # the client has not sent its close_notify, and need not
-                    self.queue_outgoing()
+                self.say_end(reason)
         except Exception as error:
             self.owner.on_wire_error(str(error))
         self.drop()

@@ -9,7 +9,7 @@ import re
 import signal
 import subprocess
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -322,22 +322,36 @@ async def test_a_directory_that_was_never_there_is_said_once(start_broker: Start
     assert broker.log.text.count("Statistics pause") == 1
 
 
+@contextlib.asynccontextmanager
+async def small_disk(place: Path) -> AsyncIterator[Path]:
+    """A file system of its own there."""
+    await asyncio.to_thread(place.mkdir)
+    if not await asyncio.to_thread(mounted, place):
+        pytest.skip("no right to mount a file system here")
+    try:
+        yield place
+    finally:
+        await asyncio.to_thread(subprocess.run, ["umount", "--lazy", str(place)], check=True)
+
+
+def fill(file_name: Path) -> None:
+    """Leave no room on its disk."""
+    with file_name.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(bytes(4096)):
+            pass
+
+
 @pytest.mark.kinds("gnatswarm-1")
 async def test_a_disk_that_is_full_pauses_statistics_until_there_is_room(
     start_broker: Start, cluster_of: Of, tmp_path: Path
 ):
-    place, filler = tmp_path / "small", tmp_path / "small" / "filler"
-    place.mkdir()
-    if not await asyncio.to_thread(mounted, place):
-        pytest.skip("no right to mount a file system here")
-    try:
+    async with small_disk(tmp_path / "small") as place:
+        filler = place / "filler"
         broker = start_broker(args=stats_in(place / "stats", "100ms"))
         workload = await Workload.on(cluster_of(broker))
         await workload.publish()
         await asyncio.to_thread(wait_until, lambda: bool(rows(place / "stats", hidden=True)))
-        with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-            while file.write(bytes(4096)):
-                pass
+        fill(filler)
         await workload.publish(2)
         await asyncio.to_thread(broker.log.wait_line, "Statistics pause: cannot write to .*: No space left on device")
         await workload.publish(2)  # the broker goes on
@@ -347,8 +361,6 @@ async def test_a_disk_that_is_full_pauses_statistics_until_there_is_room(
         broker.stop()
         assert broker.log.text.count("Statistics pause") == 1
         assert_true(rows(place / "stats"), workload.truth)
-    finally:
-        await asyncio.to_thread(subprocess.run, ["umount", "--lazy", str(place)], check=True)
 
 
 @pytest.mark.kinds("gnatswarm-2")
@@ -356,19 +368,14 @@ async def test_what_shards_cannot_write_that_are_replaced_while_the_disk_is_full
     start_broker: Start, cluster_of: Of, tmp_path: Path
 ):
     """The metrics tell it at once, and the statistics when there is room again."""
-    place, filler = tmp_path / "small", tmp_path / "small" / "filler"
-    place.mkdir()
-    if not await asyncio.to_thread(mounted, place):
-        pytest.skip("no right to mount a file system here")
-    try:
+    async with small_disk(tmp_path / "small") as place:
+        filler = place / "filler"
         broker = start_broker(args=[*stats_in(place / "stats", "100ms"), "-m", "-1"])
         pages = Pages.of(broker)
         workload = await Workload.on(cluster_of(broker))
         await workload.publish()
         await asyncio.to_thread(wait_until, lambda: bool(rows(place / "stats", hidden=True)))
-        with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-            while file.write(bytes(4096)):
-                pass
+        fill(filler)
         await asyncio.to_thread(broker.log.wait_line, "Statistics pause: cannot write to .*: No space left on device")
         await workload.publish(2)
         msgs = sum(shard["in_msgs"] for shard in pages.json("/shardz?links=0")["shards"])
@@ -384,8 +391,6 @@ async def test_what_shards_cannot_write_that_are_replaced_while_the_disk_is_full
         broker.stop()
         gap = assert_true_with_gaps(rows(place / "stats"), workload.truth)
         assert gap["in_msgs"] == int(lost) > 0
-    finally:
-        await asyncio.to_thread(subprocess.run, ["umount", "--lazy", str(place)], check=True)
 
 
 def modes(top: Path) -> dict[Path, int]:
