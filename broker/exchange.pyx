@@ -1335,8 +1335,8 @@ cdef class Exchange(Onward):
 
     def doubt(self):
         """The sibling of a broken link lives, but messages on their way to it may be lost. A server that sent some, and
-        has had no PONG since, must get none if its clients' PONGs wait for it (`fence: cluster`): its connection ends in
-        its place. To others a PONG says only that this broker lives.
+        has had no PONG since, must get none if its clients' PONGs wait for it (`fence: cluster`): its connection ends
+        in its place. To others a PONG says only that this broker lives.
 
         Returns of how many servers messages may be lost.
         """
