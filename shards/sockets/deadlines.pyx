@@ -107,16 +107,20 @@ cdef class Deadlines:
         cdef list sources = reactor.sources
         cdef Source source
         cdef int told = 0
+        cdef bint has_begun = reactor.begin_calls()
         reactor.read_clock()
-        while self.n_due > 0 and told < MOST_TOLD and sources:
-            self.n_due -= 1
-            self.swept_at += 1
-            if self.swept_at >= <uint64_t>len(sources):
-                self.swept_at = 0
-            source = <Source>sources[self.swept_at]
-            if isinstance(source, Socket):
-                told += self.check(<Socket>source, reactor.box.now_us)
-        reactor.finish_round()
+        try:
+            while self.n_due > 0 and told < MOST_TOLD and sources:
+                self.n_due -= 1
+                self.swept_at += 1
+                if self.swept_at >= <uint64_t>len(sources):
+                    self.swept_at = 0
+                source = <Source>sources[self.swept_at]
+                if isinstance(source, Socket):
+                    told += self.check(<Socket>source, reactor.box.now_us)
+            reactor.is_unfinished = True
+        finally:
+            reactor.end_calls(has_begun)
         return self.n_due > 0 and bool(sources)
 
     cdef int check(self, Socket socket, uint64_t now_us) except -1:

@@ -131,12 +131,16 @@ cdef class Listener(Source):
 
     def accept_waiting(self):
         """Accept those that wait in the queue, before its last descriptor is closed, which resets them."""
-        for _ in range(MOST_WAITING // MOST_ACCEPTS):
-            self.reactor.round.has_accepted = False
-            if self.fd >= 0:
-                self.on_event(EPOLLIN)
-            if not self.reactor.round.has_accepted:
-                return
+        cdef bint has_begun = self.reactor.begin_calls()
+        try:
+            for _ in range(MOST_WAITING // MOST_ACCEPTS):
+                self.reactor.round.has_accepted = False
+                if self.fd >= 0:
+                    self.on_event(EPOLLIN)
+                if not self.reactor.round.has_accepted:
+                    return
+        finally:
+            self.reactor.end_calls(has_begun)
 
     def close(self):
         """Remove the socket from the reactor; does not close the descriptor."""

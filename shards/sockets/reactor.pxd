@@ -56,6 +56,7 @@ cdef class Socket(Source):
     cdef void gather(self) noexcept
     # Patience with it ends, of either kind.
     cdef void read_promptly(self) noexcept
+    cdef int read_to_end(self) except -1
     cdef int discard(self) except -1
     cdef int close_if_heard(self) except -1
     cdef int show_read(self, iovec *parts, int n, Py_ssize_t size) except -1
@@ -96,6 +97,10 @@ cdef class Reactor:
     cdef bint has_wait                 # rounds come at once where somebody is due (loop_wait)
     cdef readonly int n_ready          # how many were, in this round or the last, other than a ShortTimer
     cdef readonly bint is_serving      # in a round: what is appended now is sent when it ends
+    # Callbacks are being called: what they ask for that would begin another round in this one is put off to its end.
+    cdef bint is_busy
+    cdef bint is_unfinished            # it was finish() (not noted of rounds, which end so anyhow), …
+    cdef bint is_ending                # … or close()
     cdef Socket newest                 # the one that was opened last, until its listener has read it
     # Owners of client sockets are shown all bytes: on_bytes_in, on_bytes_out. Public, because a reload changes it.
     cdef public bint is_tracing
@@ -126,6 +131,9 @@ cdef class Reactor:
     cdef int attend(self) except -1
     cdef void flush_dirty(self) noexcept
     cdef int finish_round(self) except -1
+    # Around callbacks outside a round. False: they are called within one, or from another of these.
+    cdef bint begin_calls(self) noexcept
+    cdef int end_calls(self, bint has_begun) except -1
     cpdef release(self, ClientConnection client)
     cdef int go_on_leaving(self) except -1
     cdef int settle(self) except -1

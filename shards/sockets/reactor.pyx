@@ -418,15 +418,23 @@ cdef class Socket(Source):
 
     def drain(self):
         """Read what has come, also the end; at most DRAIN_READS times, because the other end may still send."""
+        cdef bint has_begun = self.reactor.begin_calls()
+        try:
+            self.read_to_end()
+        finally:
+            self.reactor.end_calls(has_begun)
+
+    cdef int read_to_end(self) except -1:
         cdef size_t before
         self.peer.resume(self.reactor.shared, READ_BYTES)   # what was read before, and waited
         for _ in range(DRAIN_READS):
             if self.fd < 0 or self.must_end():
-                return
+                return 0
             before = self.reactor.round.bytes_read
             self.read()
             if self.reactor.round.bytes_read == before:
-                return
+                return 0
+        return 0
 
     @property
     def is_hung_up(self) -> bool:
@@ -654,7 +662,7 @@ cdef class Reactor:
         self.round.has_accepted = False
         self.round.opening_us = 0
         self.round.may_leave = LEAVE_AT_ONCE
-        self.is_serving = True
+        self.is_serving = self.is_busy = True
         self.n_ready = n
         try:
             if unlikely(self.round.is_long):
@@ -665,8 +673,10 @@ cdef class Reactor:
                 self.call_due()
             self.finish_round()
         finally:
-            self.is_serving = False
+            self.is_serving = self.is_busy = False
         self.rounds += 1
+        if unlikely(self.is_ending):
+            self.close()
         return 0
 
     cdef int serve_events(self, epoll_event *events, int n) except -1:
@@ -846,11 +856,39 @@ cdef class Reactor:
         self.round.is_due = source is not None or self.has_wait and (len(self.leaving) > 0 or len(self.resuming) > 0)
 
     def finish(self):
-        """Sends what was appended from outside a turn. Where the reactor is closed it does nothing."""
+        """Sends what was appended from outside a turn. Where the reactor is closed it does nothing.
+
+        From a callback of the reactor's: when it has called all that it is about to. Before that the read buffer is
+        in use, and sockets that it will still look at must live.
+        """
         if self.fd < 0:
             return
+        if self.is_busy:
+            self.is_unfinished = True
+            return
         self.read_clock()
-        self.finish_round()
+        self.is_busy = True
+        try:
+            self.finish_round()
+        finally:
+            self.is_busy = False
+        if self.is_ending:
+            self.close()
+
+    cdef bint begin_calls(self) noexcept:
+        if self.is_busy:
+            return False
+        self.is_busy = True
+        self.is_unfinished = False
+        return True
+
+    cdef int end_calls(self, bint has_begun) except -1:
+        if not has_begun:
+            return 0
+        self.is_busy = False
+        if self.is_unfinished or self.is_ending:
+            self.finish()
+        return 0
 
     cdef void read_clock(self) noexcept:
         self.box.now_us = monotonic_us()
@@ -865,8 +903,14 @@ cdef class Reactor:
         return self.box.now_us
 
     def close(self):
-        """Close every connection at once; output that is not sent yet may be lost. Nothing works afterwards."""
+        """Close every connection at once; output that is not sent yet may be lost. Nothing works afterwards.
+
+        From a callback of the reactor's: when it has called all that it is about to, and that was sent.
+        """
         cdef Source source
+        if self.is_busy:
+            self.is_ending = True
+            return
         while self.leaving:
             (<ClientConnection>self.leaving.popleft()).leave()
         self.held = []
@@ -902,6 +946,7 @@ cdef class Reactor:
             self.go_on_leaving()
         if self.round.may_leave <= LEAVE_AT_ONCE - LEAVE_FEW:
             merge_freed()
+        self.settle()
         if self.gone:
             self.gone.clear()
         if self.counters is not None:

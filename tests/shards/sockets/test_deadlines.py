@@ -376,3 +376,28 @@ def test_where_all_that_waits_is_to_be_taken_who_takes_too_little_of_it_is_close
         server = serves(is_route=is_route, waiting=waiting, **words)
         found = stays(bench, server, read)
     assert found is (takes_all or write_timeout != "close")
+
+
+@pytest.mark.parametrize("does", ["finish", "close"])
+def test_who_is_told_of_a_slow_client_may_have_the_reactor_finish_or_close(bench: Bench, does: str) -> None:
+    """It does so when all were told: the sweep goes through its sockets."""
+    limits = msgspec.structs.replace(NEVER, write_deadline_s=SOON_S, write_timeout="retry")
+    bench.deadlines.set_limits(limits)
+    slow, publisher = bench.connect(), bench.connect()
+    bench.tell(slow, QUIET + b"SUB a 1\r\n")
+    bench.tell(publisher, QUIET)
+    while not slow.connection.pending_bytes:
+        bench.tell(publisher, b"PUB a 60000\r\n%s\r\n" % bytes(60_000))
+    seen: list[tuple[list[int], bool]] = []
+
+    def on_write_deadline() -> None:
+        assert publisher.socket is not None
+        publisher.socket.kick(CloseReason.KICKED)
+        getattr(bench.reactor, does)()
+        seen.append((publisher.closed[:], bench.reactor.fd >= 0))
+
+    slow.on_write_deadline = on_write_deadline  # type: ignore[method-assign]
+    bench.sweep_until(lambda: bool(seen))
+    assert seen == [([], True)]
+    assert publisher.closed == [CloseReason.KICKED]
+    assert (bench.reactor.fd < 0) == (does == "close")

@@ -29,7 +29,8 @@ from gnatswarm.shards.sockets.frozen_socket import FrozenFrames, FrozenSocket
 from gnatswarm.shards.sockets.gate import Gate
 from gnatswarm.shards.sockets.layered import LayeredSocket
 from gnatswarm.shards.sockets.listener import Listener
-from gnatswarm.shards.sockets.reactor import Reactor
+from gnatswarm.shards.sockets.reactor import Reactor, Socket
+from gnatswarm.shards.sockets.short_timer import ShortTimer
 from gnatswarm.shards.sockets.window import is_on_this_host
 from tests.support.engine import QUIET, Session
 from tests.support.framed import BINARY, PING, frame
@@ -64,12 +65,13 @@ class Bench:
     """A reactor, and clients connected to it."""
 
     def __init__(self, stack: contextlib.ExitStack) -> None:
-        self._stack = stack
+        self.stack = stack
         self._fanout = Fanout()
         self.sublist = Sublist(b"$G", InterestSink())
         self._fence = Fence()
         self._cids = iter(range(1, 1000))
         self.sessions: dict[int, Session] = {}  # by the number of the reactor's end
+        self.sockets: dict[int, Socket] = {}  # … as are these
         self.owner = Owner()
         self.reactor = Reactor(self._fanout)
 
@@ -78,7 +80,7 @@ class Bench:
     ) -> tuple[socket.socket, int]:
         """A client's end, and the number of the reactor's. `by_websocket`: its upgrade is done."""
         with socket.create_server((host, 0), family=family) as listener:
-            client = self._stack.enter_context(socket.create_connection(listener.getsockname()[:2]))
+            client = self.stack.enter_context(socket.create_connection(listener.getsockname()[:2]))
             accepted, _ = listener.accept()
         accepted.setblocking(False)
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -93,7 +95,7 @@ class Bench:
         self.sessions[fd] = session
         connection = ClientConnection(self._fanout, self.sublist, self._fence, next(self._cids), Limits(), session)
         session.connection = connection
-        self.reactor.open(fd, connection, self.owner, layered, is_local=is_local)
+        self.sockets[fd] = self.reactor.open(fd, connection, self.owner, layered, is_local=is_local)
 
     def turn_until(self, holds: Callable[[], bool], *, turns: int = 1) -> None:
         """`turns`: so many between looks at the condition, without a wait for something to happen."""
@@ -682,3 +684,132 @@ def test_who_waits_in_a_queue_is_accepted_before_it_is_closed() -> None:
         assert accepted == ["127.0.0.1"] * 150
         listener.close()
         listener.accept_waiting()
+
+
+# ---- callbacks that would have another round within theirs
+
+
+def call_for_data(bench, call):
+    client, fd = bench.connect()
+    bench.sessions[fd].on_info = call
+    client.sendall(b"INFO {}\r\n")
+
+
+def call_for_kept_data(bench, call):
+    client, fd = bench.connect()
+    session = bench.sessions[fd]
+    session.on_connect, session.on_info = lambda _raw: session.connection.wait(), call
+    client.sendall(b"INFO {}\r\n")
+    bench.turn_until(lambda: bench.sockets[fd].unread_bytes == len(b"INFO {}\r\n"))
+    session.connection.go_on()
+    bench.reactor.finish()
+
+
+def call_for_drained_data(bench, call):
+    call_for_data(bench, call)
+    *_, last = bench.sockets.values()
+    last.drain()
+
+
+def call_for_an_end(bench, call):
+    client, _fd = bench.connect()
+    told = bench.owner.on_closed
+
+    def on_closed(reason: int) -> None:
+        told(reason)
+        call()
+
+    bench.owner.on_closed = on_closed
+    client.close()
+
+
+def call_for_a_time(bench, call):
+    def on_time():
+        timer.close()
+        call()
+
+    timer = ShortTimer(bench.reactor, on_time)
+    timer.start(1)
+
+
+def listener_that_calls(bench, call):
+    listening = bench.stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+    listening.setblocking(False)
+    bench.stack.enter_context(socket.create_connection(listening.getsockname()))
+
+    def on_accept(fd: int, _host: str, _port: int) -> None:
+        bench.serve(fd, Session())
+        listener.close()
+        call()
+
+    listener = Listener(bench.reactor, listening.fileno(), on_accept, lambda _errno: None)
+    return listener
+
+
+def call_for_a_connection(bench, call):
+    listener_that_calls(bench, call)
+
+
+def call_for_one_that_waited(bench, call):
+    listener_that_calls(bench, call).accept_waiting()
+
+
+@pytest.mark.parametrize("does", ["finish", "close"])
+@pytest.mark.parametrize(
+    "arrange",
+    [
+        call_for_data,
+        call_for_kept_data,
+        call_for_drained_data,
+        call_for_an_end,
+        call_for_a_time,
+        call_for_a_connection,
+        call_for_one_that_waited,
+    ],
+)
+def test_what_a_callback_asks_for_waits_until_all_were_called(bench, arrange, does):
+    """Who is ready with it, and was closed by it, would be freed: the kernel's events name it by its address."""
+    other, other_fd = bench.connect()
+    seen: list[tuple[list[int], bool]] = []
+
+    def call(*_args: object) -> None:
+        if not seen:
+            other.sendall(b"PING\r\n")
+            bench.sockets[other_fd].kick(CloseReason.KICKED)
+            getattr(bench.reactor, does)()
+            seen.append((bench.owner.closed[:], bench.reactor.fd >= 0))
+
+    arrange(bench, call)
+    bench.turn_until(lambda: bool(seen))
+    before, was_open = seen[0]
+    assert CloseReason.KICKED not in before and was_open
+    assert CloseReason.KICKED in bench.owner.closed  # when that round was over
+    assert (bench.reactor.fd < 0, not bench.reactor.sockets()) == (does == "close",) * 2
+
+
+@pytest.mark.parametrize("is_kept", [False, True], ids=["just read", "kept"])
+def test_what_a_client_has_sent_is_its_own_where_a_callback_has_others_go_on(bench, is_kept):
+    """All is read into one buffer."""
+    held, held_fd = bench.connect()
+    speaking, fd = bench.connect()
+    connection, others = bench.sessions[fd].connection, bench.sessions[held_fd].connection
+
+    def go_on(_raw: bytes) -> None:
+        others.go_on()
+        bench.reactor.finish()
+
+    bench.turn_until(lambda: not select.select([bench.reactor.fd], [], [], 0)[0])
+    bench.sessions[held_fd].on_info = lambda _raw: others.wait()
+    bench.sessions[fd].on_info = go_on
+    held.sendall(b"INFO {}\r\n" + b"PUB b 1\r\ny\r\n" * 100)
+    bench.turn_until(lambda: bench.sockets[held_fd].unread_bytes == 1200)
+    if is_kept:
+        connection.wait()
+    speaking.sendall(b"INFO {}\r\nPUB a 1\r\nx\r\n")
+    if is_kept:
+        bench.turn_until(lambda: bench.sockets[fd].unread_bytes > 0)
+        connection.go_on()
+        bench.reactor.finish()
+    bench.turn_until(lambda: others.in_msgs > 0 and connection.in_msgs > 0)
+    assert (connection.in_msgs, others.in_msgs) == (1, 100)
+    assert not bench.owner.closed
