@@ -103,7 +103,7 @@ class Facts(msgspec.Struct):
     servers_out_bytes: int = 0
     reload_failed_us: int = 0  # when the last reload failed, even in part; 0: it did not, or there was none
     moving: int = 0  # connections that no shard has just now, because they are on their way to another one
-    lost_msgs: int = 0  # in gap rows of the statistics, since this router began
+    lost_msgs: int = 0  # in gap rows of the statistics, since the broker began
 
     @property
     def connections(self) -> int:

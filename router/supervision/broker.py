@@ -110,7 +110,7 @@ class SupervisedBroker:
         self.placed: list[RuleState] = []  # written by router.supervision.placing
         self.relays: list[SupervisedRelay] = []  # written by router.supervision.relays
         self.most_shards = most_shards(options)
-        self.gaps = Gaps()  # of the statistics
+        self.gaps = Gaps(self.remember)  # of the statistics
         if left is not None:
             self._take_over(left)
             return
@@ -200,6 +200,7 @@ class SupervisedBroker:
         self.is_leaving = record.is_leaving
         self.rolling = record.rolling
         self.command = record.command
+        self.gaps.take_over(record.gaps)
 
     # ---- what the keeper holds for another router
 
@@ -253,11 +254,12 @@ class SupervisedBroker:
             rolling=self.rolling,
             command=list(self.command),
             relays=[one.record for one in self.relays],
+            gaps=self.gaps.record,
         )
 
     @property
     def lost_msgs(self) -> int:
-        """Messages in gap rows of the statistics, since this router began."""
+        """Messages in gap rows of the statistics, since the broker began."""
         return self.gaps.msgs
 
     @property

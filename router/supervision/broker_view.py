@@ -104,7 +104,7 @@ class BrokerView(Protocol):
 
     @property
     def lost_msgs(self) -> int:
-        """Messages in gap rows of the statistics, since this router began."""
+        """Messages in gap rows of the statistics, since the broker began."""
 
     @property
     def started_at(self) -> float:

@@ -2,19 +2,22 @@
 
 Each is the shared page's totals minus the sums of the shard's windows on disk; the subjects are lost. A shard that
 ended normally leaves no difference, and no row, unless its disk was full. What cannot be written is kept, one row for
-each shard, and tried again: until then nothing on the disk says what is missing. Called by the supervisor when a
-process was reaped, and again and again.
+each shard, and tried again: until then nothing on the disk says what is missing, and the record for another router has
+it. Called by the supervisor when a process was reaped, and again and again.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from typing import TYPE_CHECKING
 
+from gnatswarm.router.supervision.record import GapsRecord
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from gnatswarm.router.supervision.shard_process import ShardProcess
     from gnatswarm.shards.boundary.page import Page
@@ -30,14 +33,40 @@ _COUNTS = ("in_msgs", "in_bytes", "out_msgs", "out_bytes", "link_out_msgs", "lin
 
 
 class Gaps:
-    """Those of one broker. `msgs`: what clients had published, in all of them, since this router began."""
+    """Those of one broker. `msgs`: what clients had published, in all of them, since the broker began.
 
-    def __init__(self) -> None:
+    `remember` is called when `record` has changed: before a row is written that was not in it.
+    """
+
+    def __init__(self, remember: Callable[[], None]) -> None:
         self.msgs = 0
+        self._remember = remember
+        self._left: list[GapRecord] = []  # another router's, which may have written them
         self._waiting: dict[int, GapRecord] = {}  # by shard
         self._late: set[int] = set()  # shards of which the log says that their row could not be written
         self._writing: _Writing | None = None
         self._next_at = 0.0
+
+    @property
+    def record(self) -> GapsRecord:
+        """What another router must know: rows of which it is not known that they are on the disk."""
+        if not (self._left or self._waiting or self._writing):
+            return GapsRecord(self.msgs)
+        import msgspec
+
+        rows = [*(self._writing.rows if self._writing else ()), *self._left, *self._waiting.values()]
+        return GapsRecord(self.msgs, [msgspec.json.encode(row) for row in rows])
+
+    def take_over(self, record: GapsRecord) -> None:
+        """Go on with what another router has left."""
+        self.msgs = record.msgs
+        if record.rows:
+            import msgspec
+
+            from gnatswarm.shards.boundary import records
+
+            self._left = [msgspec.json.decode(row, type=records.GapRecord) for row in record.rows]
+            self._late = {row.shard for row in self._left}  # as its log said
 
     def note(self, page: Page, process: ShardProcess, server_id: str, directory: str, reason: str) -> None:
         """This process has ended. The row is written in a thread, because a disk may be slow."""
@@ -65,6 +94,7 @@ class Gaps:
             **dict(zip(_COUNTS, missing, strict=True)),
         )
         self._keep(row)
+        self._remember()
         self.write(directory, is_urgent=True)
 
     def write(self, directory: str, *, is_urgent: bool = False) -> None:
@@ -74,15 +104,17 @@ class Gaps:
                 return
             done, self._writing = self._writing, None
             self._take_back(done)
-        if not self._waiting or (time.monotonic() < self._next_at and not is_urgent):
+            self._remember()
+        if not (self._left or self._waiting) or (time.monotonic() < self._next_at and not is_urgent):
             return
-        writing = _Writing(directory, list(self._waiting.values()))
+        writing = _Writing(directory, [*self._left, *self._waiting.values()])
         try:
             writing.thread.start()
         except RuntimeError as error:  # there may be no more threads
             self._next_at = time.monotonic() + RETRY_S
-            self._say_late(self._waiting, str(error))
+            self._say_late((row.shard for row in writing.rows), str(error))
             return
+        self._left.clear()
         self._waiting.clear()
         self._writing = writing
 
@@ -96,8 +128,8 @@ class Gaps:
             self._take_back(self._writing)
             for row in self._writing.under_way():
                 self._keep(row)
-        for shard, row in self._waiting.items():
-            log.error("Statistics: no gap row for shard %d: %d messages are in no statistics", shard, row.in_msgs)
+        for row in (*self._left, *self._waiting.values()):
+            log.error("Statistics: no gap row for shard %d: %d messages are in no statistics", row.shard, row.in_msgs)
 
     def _keep(self, row: GapRecord) -> None:
         """Rows of one shard become one: the disk may be full for days."""
@@ -119,7 +151,7 @@ class Gaps:
                 self._keep(newer)
             self._say_late((row.shard,), why)
             self._next_at = time.monotonic() + RETRY_S
-        for shard in sorted(self._late & done.written):
+        for shard in sorted(self._late & {row.shard for row in done.written} - self._waiting.keys()):
             self._late.discard(shard)
             log.info("Statistics: the gap row for shard %d is written", shard)
 
@@ -135,18 +167,17 @@ class _Writing:
 
     def __init__(self, directory: str, rows: list[GapRecord]) -> None:
         self.failed: list[tuple[GapRecord, str]] = []
-        self.written: set[int] = set()  # shards
+        self.written: list[GapRecord] = []
+        self.rows = rows
         self._directory = directory
-        self._rows = rows
         self.thread = threading.Thread(target=self._run, name="gap row", daemon=True)
 
     def under_way(self) -> list[GapRecord]:
         """Those of which nothing is known yet, because the disk does not answer."""
-        known = {*self.written, *(row.shard for row, _ in self.failed)}
-        return [row for row in self._rows if row.shard not in known]
+        return self.rows[len(self.written) + len(self.failed) :]
 
     def _run(self) -> None:
-        for row in self._rows:
+        for row in self.rows:
             try:
                 _write(self._directory, row)
             except OSError as error:
@@ -154,7 +185,7 @@ class _Writing:
             except Exception as error:  # as ImportError without descriptors: nothing may be lost unsaid
                 self.failed.append((row, str(error)))
             else:
-                self.written.add(row.shard)
+                self.written.append(row)
 
 
 def _write(directory: str, row: GapRecord) -> None:
@@ -164,6 +195,8 @@ def _write(directory: str, row: GapRecord) -> None:
 
     name = statfile.file_name(row.broker, f"{row.shard:02d}-gap", row.boot, 0)
     statfile.adopt_orphans(directory)  # finish its last file, even if the shard is not restarted
+    if os.path.exists(os.path.join(statfile.hour_directory(directory, row.window_start_us), name)):
+        return  # a router has written it that died then
     file = statfile.StatFile(directory, name, row.window_start_us)
     try:
         file.append([msgspec.json.encode(row) + b"\n"])

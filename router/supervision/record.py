@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("gnatswarm.router")
 
 # Increased with every change of the structs below. Another version is refused.
-RECORD_VERSION = 3
+RECORD_VERSION = 4
 OPTIONS = "options"
 # What the keeper had no room for is offered again after this time.
 AGAIN_S = 1.0
@@ -84,6 +84,13 @@ class RollingRecord(msgspec.Struct, frozen=True):
         return number < self.shards and process is not None and process.boot_id not in self.old
 
 
+class GapsRecord(msgspec.Struct, frozen=True):
+    """Gap rows of the statistics (`router.supervision.gap`)."""
+
+    msgs: int = 0  # in all since the broker began
+    rows: list[bytes] = []  # those that may not be on the disk, as JSON
+
+
 class BrokerRecord(msgspec.Struct, frozen=True):
     """One broker."""
 
@@ -104,6 +111,7 @@ class BrokerRecord(msgspec.Struct, frozen=True):
     rolling: RollingRecord | None = None
     command: list[str] = []  # runs a shard; []: the keeper forks it
     relays: list[RelayRecord] = []
+    gaps: GapsRecord = GapsRecord()
 
 
 class OptionsRecord(msgspec.Struct, frozen=True):

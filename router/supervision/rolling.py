@@ -290,7 +290,6 @@ class Rolling:
             await asyncio.sleep(POLL_S)  # the operator hears it
             if self._is_ending:  # the next router could not finish that
                 raise RollingFailed("the broker is shutting down")
-            self._broker.gaps.close(self._broker.stats_dir)  # (nobody has what waits when this process has gone)
             keeper.make_room(rolling.command)
         shards = self._broker.shards[: rolling.shards]
         await self._wait(lambda: all(shard.state.is_accepting for shard in shards), shards[0], PROVEN_WITHIN_S)

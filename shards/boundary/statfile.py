@@ -67,6 +67,7 @@ class StatFile:
         make_directory(folder)
         self.start_us = start_us
         self.size_bytes = 0
+        self._last_bytes = 0  # of the last frame
         self.windows = 0  # times that append() succeeded
         self._hidden = os.path.join(folder, f".{name}")
         self._shown = os.path.join(folder, name)
@@ -91,7 +92,16 @@ class StatFile:
                 os.lseek(self._fd, self.size_bytes, os.SEEK_SET)
             raise
         self.size_bytes += written
+        self._last_bytes = written
         self.windows += 1
+
+    def take_back(self) -> None:
+        """Remove what the last append() has appended."""
+        os.ftruncate(self._fd, self.size_bytes - self._last_bytes)
+        os.lseek(self._fd, 0, os.SEEK_END)
+        self.size_bytes -= self._last_bytes
+        self._last_bytes = 0
+        self.windows -= 1
 
     @property
     def is_removed(self) -> bool:

@@ -1,8 +1,9 @@
 """The shard's helper thread: takes blocks of lines from the event loop and writes them to disk.
 
-Only this thread compresses, writes, syncs, renames and removes statistics files; blocks come by value over a queue,
-without shared locks. A disk that refuses writes, or hangs, does not disturb the shard: it is logged once, a bounded
-backlog is kept, and windows beyond it are counted as lost. Called by the recorder.
+Only this thread compresses, writes, syncs, renames and removes statistics files; blocks come by value over a queue. A
+disk that refuses writes, or hangs, does not disturb the shard: it is logged once, a bounded backlog is kept, and
+windows beyond it are counted as lost. What is not written when the shard ends is dropped, since the router counts it
+then, and a relay's thread may live for hours. Called by the recorder.
 """
 
 from __future__ import annotations
@@ -80,6 +81,8 @@ class Scribe:
         self._backlog_bytes = 0
         self._is_paused = False  # the disk refuses writes
         self._is_late = False  # the disk hangs; set by the event loop, and taken back by the thread
+        self._is_over = False  # nothing is noted as written any more; changed and read under this lock, …
+        self._noting = threading.Lock()  # … which is never held while the disk is waited for
         self._told_lost = 0  # windows that rows in files say were lost
         self._lost = 0  # windows; written by the thread alone, …
         self._taken_bytes = 0  # … as is what it has taken from the queue
@@ -114,16 +117,18 @@ class Scribe:
         return self._lost + self._displaced
 
     def close(self) -> bool:
-        """Write all that is queued and end; waits at most CLOSE_S. False: the disk took longer."""
+        """Write all that is queued and end; waits at most CLOSE_S. False: the disk took longer, the rest is dropped."""
         self._queue.put(None)
         self._thread.join(CLOSE_S)
+        with self._noting:
+            self._is_over = True
         return not self._thread.is_alive()
 
     # ---- in the thread
 
     def _run(self) -> None:
         self._tidy()
-        while (block := self._queue.get()) is not None:
+        while (block := self._queue.get()) is not None and not self._is_over:
             self._taken_bytes += block.size
             self._backlog.append(block)
             self._backlog_bytes += block.size
@@ -139,7 +144,7 @@ class Scribe:
 
     def _write_backlog(self) -> None:
         try:
-            while self._backlog:
+            while self._backlog and not self._is_over:
                 self._write(self._backlog[0])
                 # It is written: if its file cannot be finished now, it must not be written to the next one, too.
                 block = self._backlog.popleft()
@@ -150,7 +155,7 @@ class Scribe:
             return
         goes_on = self._is_paused or (self._is_late and self._queue.empty())
         self._is_paused = False
-        if goes_on:
+        if goes_on and not self._is_over:
             self._is_late = False
             logger.warning("Statistics go on: %d windows were lost", self.lost_windows)
 
@@ -169,7 +174,11 @@ class Scribe:
         number = b'"file":%d,' % self._number
         self._file.append(lines.replace(_FILE, number).replace(_LOST, told) for lines in block.blocks)
         self._told_lost = lost
-        block.on_written()
+        with self._noting:
+            if not self._is_over:
+                block.on_written()
+                return
+        self._file.take_back()
 
     def _finish_if_due(self, block: WindowRows) -> None:
         """End the file with its minute, which `block` may have filled, or when it is big enough."""

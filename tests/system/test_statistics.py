@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 
 from gnatswarm.router.commands.operator_commands import exchange, find
-from gnatswarm.router.supervision.operator_socket import RestartRequest
+from gnatswarm.router.supervision.operator_socket import RestartRequest, UpgradeRequest
 from tests.support import swarm
 from tests.support.pages import Pages
 from tests.support.servers import Broker, session_pids, wait_until
@@ -391,6 +392,47 @@ async def test_what_shards_cannot_write_that_are_replaced_while_the_disk_is_full
         broker.stop()
         gap = assert_true_with_gaps(rows(place / "stats"), workload.truth)
         assert gap["in_msgs"] == int(lost) > 0
+
+
+@pytest.mark.kinds("gnatswarm-2")
+@pytest.mark.parametrize("how", ["killed", "upgraded"])
+async def test_gap_rows_that_wait_for_room_are_handed_to_the_next_router(
+    start_broker: Start, cluster_of: Of, tmp_path: Path, how: str
+):
+    async with small_disk(tmp_path / "small") as place:
+        filler = place / "filler"
+        broker = start_broker(args=[*stats_in(place / "stats", "100ms"), "-m", "-1"])
+        workload = await Workload.on(cluster_of(broker))
+        await workload.publish()
+        await asyncio.to_thread(wait_until, lambda: bool(rows(place / "stats", hidden=True)))
+        fill(filler)
+        await asyncio.to_thread(broker.log.wait_line, "Statistics pause: cannot write to .*: No space left on device")
+        await workload.publish(2)
+        await swarm.kill(broker, 1)
+        await asyncio.to_thread(broker.log.wait_line, "no gap row for shard 1: No space left on device")
+        seen = len(broker.log.lines)
+        if how == "killed":
+            router = (await asyncio.to_thread(swarm.status, broker))["router_pid"]
+            swarm.signal_shard(broker, router)
+            await asyncio.to_thread(broker.log.wait_line, "The router died: killed by SIGKILL", 20.0, seen)
+        else:
+            newer = tmp_path / "gnatswarm"
+            running = "from gnatswarm.router.cli import main\nsys.exit(main())\n"
+            newer.write_text(f"#!{sys.executable} -P\nimport sys\n{running}")
+            newer.chmod(0o755)
+            with contextlib.suppress(ConnectionAbortedError, ConnectionResetError):
+                request = UpgradeRequest(str(newer))
+                await asyncio.to_thread(exchange, find(broker.pid, broker.port), request, 60.0)
+            await asyncio.to_thread(broker.log.wait_line, "upgraded to", 60.0, seen)
+        page = await asyncio.to_thread(lambda: Pages.of(broker).get("/metrics").text)
+        (lost,) = re.findall(r"^gnatswarm_statistics_lost_messages_total (\d+)", page, re.M)
+        assert int(lost) > 0
+        filler.unlink()
+        await asyncio.to_thread(broker.log.wait_line, "the gap row for shard 1 is written", 20.0, seen)
+        broker.stop()
+        gap = assert_true_with_gaps(rows(place / "stats"), workload.truth)
+        assert gap["in_msgs"] == int(lost)
+        assert "messages are in no statistics" not in broker.log.text
 
 
 def modes(top: Path) -> dict[Path, int]:

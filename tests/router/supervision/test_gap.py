@@ -13,6 +13,7 @@ import pytest
 
 from gnatswarm.router.supervision import gap
 from gnatswarm.router.supervision.gap import Gaps
+from gnatswarm.router.supervision.record import GapsRecord
 from gnatswarm.shards.boundary import statfile
 from tests.support.servers import wait_until
 from tests.support.statistics import rows
@@ -30,7 +31,7 @@ def test_a_row_for_which_there_is_no_thread_waits_and_the_log_says_so(
     def start(_thread: object) -> None:
         raise RuntimeError("can't start new thread")
 
-    gaps = Gaps()
+    gaps = Gaps(lambda: None)
     with monkeypatch.context() as broken:
         broken.setattr(threading.Thread, "start", start)
         note(gaps, tmp_path)
@@ -49,7 +50,7 @@ def test_what_a_full_disk_refuses_is_written_when_there_is_room_one_row_for_each
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(gap, "RETRY_S", 0.0)
-    gaps = Gaps()
+    gaps = Gaps(lambda: None)
     with monkeypatch.context() as full:
         full.setattr(statfile.StatFile, "append", refuse)
         note(gaps, tmp_path, msgs=5, boot="first", until_us=2_000_000)
@@ -72,7 +73,7 @@ def test_what_a_full_disk_refuses_is_written_when_there_is_room_one_row_for_each
 
 
 def test_what_could_not_be_written_at_all_is_told_at_the_end(caplog: pytest.LogCaptureFixture):
-    gaps = Gaps()
+    gaps = Gaps(lambda: None)
     note(gaps, "/dev/null/no-directory", msgs=5)
     gaps.close("/dev/null/no-directory")
     assert caplog.records[-1].getMessage() == "Statistics: no gap row for shard 3: 5 messages are in no statistics"
@@ -84,7 +85,7 @@ def test_a_router_that_ends_does_not_wait_for_ever_for_a_disk(
     answers = threading.Event()
     monkeypatch.setattr(gap, "LAST_S", 0.01)
     monkeypatch.setattr(statfile.StatFile, "append", lambda _file, _blocks: answers.wait())
-    gaps = Gaps()
+    gaps = Gaps(lambda: None)
     note(gaps, tmp_path, msgs=5)
     gaps.close(str(tmp_path))
     assert caplog.records[-1].getMessage() == "Statistics: no gap row for shard 3: 5 messages are in no statistics"
@@ -98,7 +99,7 @@ def test_whatever_prevents_a_row_is_said_and_it_is_tried_again(
     def fail(_directory: str) -> None:
         raise ImportError("no descriptors")
 
-    gaps = Gaps()
+    gaps = Gaps(lambda: None)
     with monkeypatch.context() as broken:
         broken.setattr(statfile, "adopt_orphans", fail)
         note(gaps, tmp_path, msgs=5)
@@ -110,7 +111,37 @@ def test_whatever_prevents_a_row_is_said_and_it_is_tried_again(
 
 
 def test_what_was_written_beyond_what_was_counted_is_no_gap(tmp_path: Path):
-    gaps = Gaps()
+    gaps = Gaps(lambda: None)
     note(gaps, tmp_path, msgs=-5)
     gaps.close(str(tmp_path))
     assert gaps.msgs == 0 and rows(tmp_path, hidden=True) == []
+
+
+def test_another_router_writes_what_waits_and_nothing_twice(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """The one before may have died between a row on the disk and the record of it, or beside a disk that hung."""
+
+    def refuse(_file: object, _blocks: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    told: list[GapsRecord] = []
+    gaps = Gaps(lambda: told.append(gaps.record))
+    note(gaps, tmp_path, msgs=5, boot="written")
+    wait_until(lambda: len(rows(tmp_path)) == 1)
+    (path,) = tmp_path.rglob("*-written-*")
+    inode = path.stat().st_ino
+    with monkeypatch.context() as full:
+        full.setattr(statfile.StatFile, "append", refuse)
+        wait_until(lambda: [None for t in threading.enumerate() if t.name == "gap row"] == [])
+        note(gaps, tmp_path, msgs=3, boot="waiting")
+    left = GapsRecord(8, [*told[0].rows, *told[-1].rows])
+    assert len(left.rows) == 2
+    successor = Gaps(lambda: None)
+    successor.take_over(left)
+    assert successor.record == left
+    note(successor, tmp_path, msgs=2, boot="newest")
+    successor.close(str(tmp_path))
+    assert successor.msgs == 10
+    found = {row["boot"]: row["in_msgs"] for row in rows(tmp_path)}
+    assert found == {"newest": 2, "waiting": 3, "written": 5}
+    assert path.stat().st_ino == inode  # a file is never changed
+    assert successor.record == GapsRecord(10)

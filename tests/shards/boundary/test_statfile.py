@@ -297,6 +297,38 @@ def test_what_a_full_disk_does_not_take_is_bounded_and_counted(tmp_path: Path, m
     assert scribe.lost_windows == 50 - kept
 
 
+def test_what_a_disk_that_hangs_takes_after_the_shards_end_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The router has it in a gap row, and the slot of the page belongs to the next process: this one is a relay now."""
+    monkeypatch.setattr(scribe_module, "CLOSE_S", 0.01)
+    write, hangs, ends = os.write, threading.Event(), threading.Event()
+    written: list[int] = []
+
+    def late(fd: int, data: memoryview) -> int:
+        if written:
+            hangs.set()
+            assert ends.wait(30.0)
+        return write(fd, data)
+
+    monkeypatch.setattr(os, "write", late)
+    scribe = Scribe(tmp_path, broker="B", shard=0, boot="boot")
+
+    def put(i: int) -> None:
+        of_i = block(START_US + i * 10 * SECOND_US)
+        scribe.put(msgspec.structs.replace(of_i, on_written=lambda: written.append(i)))
+
+    put(0)
+    wait_until(lambda: bool(written))
+    put(1)
+    assert hangs.wait(30.0)
+    put(2)
+    assert not scribe.close()
+    ends.set()
+    wait_until(lambda: not scribe._thread.is_alive())
+    assert written == [0]
+    [path] = finished(tmp_path)
+    assert text(path).count(b"\n") == 1
+
+
 def test_what_a_disk_that_hangs_does_not_take_is_bounded_and_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
