@@ -174,6 +174,7 @@ class Shard:
         self._sweep_at_s = self._loop.time() + SWEEP_S
         self._timer = self._loop.call_at(self._sweep_at_s, self._sweep)
         self._forget_at_s = math.inf  # _forget_accounts()
+        self._named: set[bytes] | None = None  # the configured accounts, while others are looked at again and again
 
     def listen(self, fds: Iterable[int], websocket_fds: Iterable[int]) -> None:
         """Accept clients from these listening sockets, and own them from now on."""
@@ -264,6 +265,7 @@ class Shard:
         `listeners`: where `imports_exports` has been through its steps, the accounts whose stream imports have changed.
         """
         self._options = options
+        self._named = None
         self._users = users if users is not None else UserIndex(options.users)
         self._deadlines.set_limits(options.limits, options.websocket, options.leafnodes, options.cluster)
         self._lookout.set_interval(_shortest_ping_interval_s(options))
@@ -292,9 +294,12 @@ class Shard:
 
         Python keeps clients that have gone for a while.
         """
-        named = {name.encode("utf-8", "surrogateescape") for name in self._options.account_names}
-        left = self.mesh.forget_accounts(named)
-        self._forget_at_s = self._loop.time() + again_s if left else math.inf
+        if self._named is None:  # (25 ms for 50,000)
+            self._named = {name.encode("utf-8", "surrogateescape") for name in self._options.account_names}
+        if self.mesh.forget_accounts(self._named):
+            self._forget_at_s = self._loop.time() + again_s
+        else:
+            self._forget_at_s, self._named = math.inf, None
 
     def close(self) -> None:
         """End the shard in a process that continues: leaves nothing in the loop, and no open descriptor."""

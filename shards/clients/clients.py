@@ -1057,10 +1057,12 @@ class Clients:
         self._reload_closed.clear()
 
     def _forget_rights(self) -> None:
-        if not self._reload_later and not self._unchecked and not self._comparisons:
+        if self._unchecked or self._comparisons:
+            return
+        self._incomparable.clear()
+        if not self._reload_later:
             self.rights.all_follow()
             self._formers.clear()
-            self._incomparable.clear()
 
     def _compares(self, session: ClientSession) -> bool:
         """Whether the client, which the rules do not admit as far as is known, waits for a comparison.

@@ -86,6 +86,9 @@ class HubOwner(ConnectionOwner, Protocol):
     def passwords(self) -> Passwords:
         """Compares passwords with hashes."""
 
+    def compares_anew(self, session: HubSession, admission: Admission) -> bool:
+        """Whether its password, plain before a reload, is compared with a hash now: reload() follows."""
+
     @property
     def cluster_name(self) -> Callable[[], str]:
         """The present name of this broker's cluster; "": there is none."""
@@ -380,9 +383,10 @@ class HubSession(LeafConnection):
         # nats-server as a leaf node sends nothing that `export` does not have, and so no answers.
         return self.connect is not None and bool(self.connect.gnatswarm)
 
-    def reload(self) -> bool:
+    def reload(self, *, may_wait: bool = True) -> bool:
         """The rules for log-ins have changed. False: it is being closed, because it would not be here under these.
 
+        It stays as it was while its password is compared with a hash, unless that was tried (not `may_wait`).
         So it is if its rights or its isolation have changed, and comes back: then each end has told the other all that
         it may be told and no more, and nothing that was on its way is a violation of rights of which the leaf node had
         not heard.
@@ -399,6 +403,8 @@ class HubSession(LeafConnection):
         if self.admission is None:
             return True
         identity = self._owner.authenticator.readmit(self.admission)
+        if identity is None and may_wait and self._owner.compares_anew(self, self.admission):
+            return True
         if identity is None or self._owner.account_of(identity) != self.account:
             logger.error("%s - the configuration does not admit it any more", self)
             self._refuse("Authorization Violation")

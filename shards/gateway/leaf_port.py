@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Set
 
-    from gnatswarm.broker.access.auth import Identity
+    from gnatswarm.broker.access.auth import Admission, HashedPassword, Identity
     from gnatswarm.broker.access.certificate_names import CertificateNames
     from gnatswarm.broker.exchange import Exchange
     from gnatswarm.broker.options import Options
@@ -70,6 +70,26 @@ class ArrivedLeafNode(Protocol):
         """The names in its certificate; None: it has none, or nobody wanted to know."""
 
 
+class _Reloaded:
+    """A leaf node that a reload may keep waits for a comparison of its password with its hash."""
+
+    # Turns go by host: behind the log-ins of leaf nodes at its own it would wait for long.
+    host = "reload"
+
+    def __init__(self, session: HubSession, on_done: Callable[[HubSession, bool | None], None]) -> None:
+        self._session = session
+        self._on_done = on_done
+
+    @property
+    def is_gone(self) -> bool:
+        """Never: the port counts how many wait."""
+        return False
+
+    def on_compared(self, _question: HashedPassword, is_same: bool | None) -> None:
+        """It is made, or could not be."""
+        self._on_done(self._session, is_same)
+
+
 class LeafPort:
     """The leaf nodes of one broker.
 
@@ -111,6 +131,8 @@ class LeafPort:
         self._members_urls: list[str] = []
         self._next_id = next_id
         self._configure(options, UserIndex(options.users))
+        self._formers: list[Authenticator] = []  # rules from before the reloads after which passwords are compared
+        self._compared_anew = 0  # leaf nodes for which that is under way
 
     def _configure(self, options: Options, users: UserIndex) -> None:
         leafnodes = options.leafnodes
@@ -155,11 +177,33 @@ class LeafPort:
 
     def reload(self, options: Options, users: UserIndex) -> None:
         """Use the new options, with these users; leaf nodes that they do not admit are closed."""
+        self._formers.append(self.authenticator)
         self._configure(options, users)
         for session in list(self.sessions):
             session.reload()
             session.set_pings(self.limits.ping_interval_s, self.limits.ping_max)
+        self._forget_formers()
         self.flush()
+
+    def compares_anew(self, session: HubSession, admission: Admission) -> bool:
+        """Whether its password, plain before a reload, is compared with a hash now: session.reload() follows."""
+        for former in self._formers:
+            question = self.authenticator.question_after(former, admission)
+            if question is not None and self.passwords.ask(question, _Reloaded(session, self._on_compared_anew)):
+                self._compared_anew += 1
+                return True
+        return False
+
+    def _on_compared_anew(self, session: HubSession, is_same: bool | None) -> None:
+        self._compared_anew -= 1
+        if not session.is_gone:
+            session.reload(may_wait=is_same is not None)
+        self._forget_formers()
+        self.flush()
+
+    def _forget_formers(self) -> None:
+        if not self._compared_anew:
+            self._formers.clear()
 
     def close(self) -> None:
         """End all connections."""

@@ -865,6 +865,34 @@ async def test_a_reload_closes_whom_it_does_not_admit_any_more(start: Start) -> 
     again.writer.close()
 
 
+@pytest.mark.parametrize("matches", [True, False])
+async def test_a_reload_that_writes_a_password_as_its_hash_keeps_the_leaf_node(start: Start, *, matches: bool) -> None:
+    """As nats-server does, which looks at no leaf node. It was closed, and what came until it was back was lost."""
+    words = 'leafnodes { listen: "127.0.0.1:-1", authorization { user: h, password: "secret" } }\n'
+    hub = start("gnatswarm-1", words)
+    login = {"user": "h", "pass": "secret"}
+    leaves = [await by_hand(hub_port(hub), {"name": name, **login}) for name in ("one", "two")]
+    for leaf in leaves:
+        leaf.say("PING\r\n")
+        await leaf.until(b"PONG\r\n")
+    assert hub.config is not None and hub.directory is not None
+    hashed = bcrypt.hashpw(b"secret" if matches else b"other", bcrypt.gensalt(4)).decode()
+    (hub.directory / "broker.conf").write_text(hub.config.replace('"secret"', f'"{hashed}"'))
+    hub.send_signal(signal.SIGHUP)
+    if matches:
+        hub.log.wait_line("Reloaded server configuration")
+        # Compared one after another: the new one waits for the answer that those two get.
+        late = await by_hand(hub_port(hub), {"name": "three", **login})
+        for leaf in (late, *leaves):
+            leaf.say("PING\r\n")
+            await leaf.until(b"PONG\r\n")
+            leaf.writer.close()
+        assert "does not admit" not in hub.log.text
+    else:
+        for leaf in leaves:
+            assert b"-ERR 'Authorization Violation'" in await leaf.rest()
+
+
 async def test_a_reload_has_leaf_nodes_connect_again_under_their_new_rights(start: Start, net: Net) -> None:
     """So that neither end goes on with what was told, or was on its way, under the former ones."""
     hub = start("gnatswarm-2", HUB)

@@ -971,6 +971,34 @@ async def test_of_passwords_of_a_reload_so_many_are_compared_also_where_others_w
         house.close()
 
 
+async def test_what_one_reload_could_not_compare_the_next_one_does_also_while_a_client_moves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was closed without a comparison, as long as any client was on its way to another shard."""
+    monkeypatch.setattr(clients_module, "COMPARE_ATTEMPTS", 1)
+    plain, hashed = three_users("a", "b", "c"), three_users(HASHES["a"], "b", "c")
+    house = OneShard(plain)
+    try:
+        clients, passwords = house.shard.clients, house.shard.clients.passwords
+        clients._reload_later[-1] = False
+        asked = passwords.ask
+        for can_compare in (False, True):
+            client = house.connect()
+            await client.talk(b'CONNECT {"verbose":false,"user":"a","pass":"a"}\r\nPING\r\n')
+            with monkeypatch.context() as broken:
+                broken.setattr(passwords, "ask", asked if can_compare else lambda *_: False)
+                is_over = asyncio.Event()
+                house.shard.reload(hashed, is_over.set)
+                await is_over.wait()
+            if can_compare:
+                assert await client.talk(b"PING\r\n") == b"PONG\r\n"
+            else:
+                assert await client.wait(VIOLATION) == VIOLATION
+                house.shard.reload(plain)
+    finally:
+        house.close()
+
+
 async def test_a_message_that_logs_a_guest_in_is_counted_once_whatever_comes_behind_it() -> None:
     """Some thousand +OK in the same write counted as messages, of all others with these limits."""
     limits = PublishLimits(messages=1000, burst_s=1, stall_s=0)
