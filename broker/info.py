@@ -46,15 +46,20 @@ def cluster_name(configured: str, server_id: str) -> str:
 
 
 def _template(fields: dict[str, Any]) -> bytes:
-    """An INFO line with placeholders for client_id and client_ip."""
+    """An INFO line with placeholders for max_payload, client_id and client_ip."""
+    most = fields["max_payload"]
     line = info_line(fields).replace(b"%", b"%%")
-    return line.replace(b'"client_id":0,"client_ip":"?"', b'"client_id":%d%b%b', 1)
+    return line.replace(
+        b'"max_payload":%d,"client_id":0,"client_ip":"?"' % most, b'"max_payload":%d,"client_id":%d%b%b', 1
+    )
 
 
 class InfoTemplate:
-    """The INFO of one shard, with placeholders for the two values that differ between clients.
+    """The INFO of one shard, with placeholders for the values that differ between clients.
 
-    `websocket_address`: host and port that clients by WebSocket are told, None: the same as all.
+    `auth_required` is of the first INFO: whether one has to log in. `has_users`: the same of later ones, where it is
+    true also if a user stands for those who give no credentials. `websocket_address`: host and port that clients by
+    WebSocket are told, None: the same as all.
     """
 
     def __init__(
@@ -68,8 +73,10 @@ class InfoTemplate:
         headers: bool,
         max_payload_bytes: int,
         auth_required: bool = False,
+        has_users: bool = False,
         websocket_address: tuple[str, int] | None = None,
         websocket_auth_required: bool = False,
+        websocket_has_users: bool = False,
         tls_required: bool = False,
         tls_available: bool = False,
         tls_verify: bool = False,
@@ -106,11 +113,14 @@ class InfoTemplate:
             "shard": shard,
         }
         self._template = _template(self._fields)
+        self.max_payload_bytes = max_payload_bytes
+        self._has_users = has_users
         urls = connect_urls, other_urls, websocket_urls, other_websocket_urls
         # What clients are told of the cluster, and any form of this template says, in a few bytes.
         self.news = hashlib.sha256(orjson.dumps([cluster, [sorted(some or ()) for some in urls]])).digest()[:8]
         self._websocket_address = websocket_address or (host, port)
         self._websocket_auth_required = websocket_auth_required
+        self._websocket_has_users = websocket_has_users
         self._others = other_urls or []
         self._websocket_urls = websocket_urls or []
         self._other_websocket_urls = other_websocket_urls or []
@@ -128,12 +138,18 @@ class InfoTemplate:
         leaving._websocket_urls = self._other_websocket_urls
         return leaving
 
+    def for_later(self) -> InfoTemplate:
+        """The same for clients that have had their first INFO."""
+        later = self._with(auth_required=self._has_users)
+        later._websocket_auth_required = self._websocket_has_users
+        return later
+
     def for_told(self) -> InfoTemplate:
         """The same for clients that have heard that they should leave: they hear it once, as from nats-server."""
         return self._with(ldm=False)
 
     def for_connected(self, account: str, *, is_system: bool) -> InfoTemplate:
-        """The INFO line that 2.15 sends after a log-in; it names the client's account."""
+        """The same as 2.15 sends it after a log-in; it names the client's account."""
         return self._with(connect_info=True, remote_account=account, acc_is_sys=is_system)
 
     def for_websocket(self) -> InfoTemplate:
@@ -149,10 +165,11 @@ class InfoTemplate:
             connect_urls=self._websocket_urls,
         )
 
-    def line(self, client_id: int, client_ip: str, nonce: bytes = b"") -> bytes:
+    def line(self, client_id: int, client_ip: str, nonce: bytes = b"", max_payload_bytes: int = 0) -> bytes:
         """The line for one client; `client_ip`: "" where it is not known yet; `nonce` is for it to sign.
 
-        Neither nonce nor address needs escaping.
+        `max_payload_bytes`: of its account; 0: the broker's. Neither nonce nor address needs escaping.
         """
         address = b',"client_ip":"%b"' % client_ip.encode() if client_ip else b""
-        return self._template % (client_id, address, b',"nonce":"%b"' % nonce if nonce else b"")
+        most = max_payload_bytes or self.max_payload_bytes
+        return self._template % (most, client_id, address, b',"nonce":"%b"' % nonce if nonce else b"")

@@ -322,6 +322,8 @@ class Shard:
     def _info_template(self, options: Options) -> InfoTemplate:
         host, port = advertised(options.client_advertise, *self._address)
         websocket_address = (options.websocket.host, self._websocket_port) if options.is_like_newer else None
+        log_in = Authenticator(options, users=self._users)
+        websocket_log_in = Authenticator(for_websocket(options), users=self._users)
         return InfoTemplate(
             server_id=self._server_id,
             server_name=self._server_name,
@@ -330,9 +332,11 @@ class Shard:
             shard=self._number,
             headers=options.headers,
             max_payload_bytes=options.limits.max_payload_bytes,
-            auth_required=Authenticator(options, users=self._users).anonymous() is None,
+            auth_required=log_in.anonymous() is None,
+            has_users=log_in.is_required,
             websocket_address=websocket_address,
-            websocket_auth_required=Authenticator(for_websocket(options), users=self._users).anonymous() is None,
+            websocket_auth_required=websocket_log_in.anonymous() is None,
+            websocket_has_users=websocket_log_in.is_required,
             tls_required=options.tls.is_on and not options.allow_non_tls,
             tls_available=options.tls.is_on and options.allow_non_tls,
             tls_verify=options.tls.is_on and options.tls.asks_for_certificate,

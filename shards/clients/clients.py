@@ -118,6 +118,12 @@ class LeafWay(Protocol):
         """Send one there: its descriptor, which is the callee's now, its address and socket, and what else it knows."""
 
 
+def _later(info: InfoTemplate, session: ClientSession) -> InfoTemplate:
+    """This INFO for a client that has had its first one."""
+    later = info.for_later()
+    return later if session.kind == "nats" else later.for_websocket()
+
+
 def _blamed(row: ConnectionRow, user: str) -> str:
     """The log text about a slow consumer: user, and of the remembered subscriptions the one with most messages."""
     said = f", {row.pending_bytes} bytes pending"
@@ -596,14 +602,23 @@ class Clients:
         os.close(fd)
 
     def info_of_connected(self, session: ClientSession) -> bytes:
-        """The INFO line for a client that has logged in, of nats-server 2.15."""
-        which = session.kind, session.account
+        """The INFO line for a client that has logged in; b"": 2.9 tells only of another max_payload than before."""
+        account = session.account
+        if not self.is_like_newer and self.rights.limits(account).max_payload_bytes == self.info.max_payload_bytes:
+            return b""
+        which = session.kind, account
         template = self._connected.get(which)
         if template is None:
-            general = self.info if session.kind == "nats" else self.info.for_websocket()
-            is_system = session.account == self._options.system_account
-            template = self._connected[which] = general.for_connected(session.account, is_system=is_system)
-        return template.line(session.connection.cid, session.host)
+            template = _later(self.info, session)
+            if self.is_like_newer:
+                template = template.for_connected(account, is_system=account == self._options.system_account)
+            self._connected[which] = template
+        return self._line(template, session)
+
+    def _line(self, template: InfoTemplate, session: ClientSession) -> bytes:
+        """A later INFO of this client, with its account's max_payload: clients check what they publish against it."""
+        most = self.rights.limits(session.account).max_payload_bytes
+        return template.line(session.connection.cid, session.host, max_payload_bytes=most)
 
     def on_connected(self, session: ClientSession, before: str = "", *, is_announced: bool = True) -> None:
         """It has logged in; `before`: the account in which it was until now. `is_announced`: there is an event."""
@@ -815,8 +830,7 @@ class Clients:
         if is_kicked:
             self.close([session], CloseReason.KICKED)
         else:
-            template = self.info if session.kind == "nats" else self.info.for_websocket()
-            session.connection.send_info(template.for_departure().line(cid, session.host, session.nonce))
+            session.connection.send_info(self._line(_later(self.info.for_departure(), session), session))
             self._reactor.finish()
         return True
 
@@ -933,8 +947,8 @@ class Clients:
         template = self._news.get(which)
         if template is None:
             general = self.info.for_departure() if goes else self.info.for_told()
-            template = self._news[which] = general if session.kind == "nats" else general.for_websocket()
-        session.connection.send_info(template.line(session.connection.cid, session.host, session.nonce))
+            template = self._news[which] = _later(general, session)
+        session.connection.send_info(self._line(template, session))
 
     def reload(
         self,

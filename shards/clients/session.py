@@ -109,7 +109,7 @@ class SessionOwner(Protocol):
         """A log-in failed."""
 
     def info_of_connected(self, session: ClientSession) -> bytes:
-        """The INFO line for a client that has logged in, of nats-server 2.15."""
+        """The INFO line for a client that has logged in; b"": it is told nothing."""
 
     @property
     def allowances(self) -> Allowances:
@@ -541,8 +541,10 @@ class ClientSession:
             names_subject=is_like_newer,
         )
         self.connection.authenticated()
-        if is_first and is_like_newer and options.protocol:
-            self.connection.send_info_after_pong(self._clients.info_of_connected(self))
+        if options.protocol and not self.connection.was_ponged:
+            info = self._clients.info_of_connected(self)
+            if info:
+                self.connection.send_info_after_pong(info)
         if is_first and self.socket is not None:
             # As on nats-server: how long it took to send CONNECT, until its first PONG tells better.
             self.connection.estimate_rtt(max(0, time.monotonic_ns() // 1000 - self.socket.opened))

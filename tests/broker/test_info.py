@@ -62,6 +62,19 @@ def test_who_came_by_websocket_may_be_told_another_address():
     assert read(template().for_websocket().line(1, "::1"))["port"] == 4222
 
 
+def test_later_infos_say_whether_there_are_users_at_all():
+    first = template(has_users=True, websocket_has_users=True)
+    assert "auth_required" not in read(first.line(1, "x"))
+    assert "auth_required" not in read(first.for_websocket().line(1, "x"))
+    assert read(first.for_later().line(1, "x"))["auth_required"] is True
+    assert read(first.for_later().for_websocket().line(1, "x"))["auth_required"] is True
+
+
+def test_a_client_is_told_the_max_payload_of_its_account():
+    leaving = template(server_name='"max_payload":1048576,').for_departure()
+    assert read(leaving.line(1, "x", max_payload_bytes=50)) == read(leaving.line(1, "x")) | {"max_payload": 50}
+
+
 @pytest.mark.parametrize("name", ["100%", "%d %s %(x)s %%", 'a"b', "ünï\\", '","client_id":0,"client_ip":"?"', "{}"])
 def test_a_name_comes_through_whatever_is_in_it(name):
     info = read(template(server_name=name).line(12, "10.0.0.1"))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import nkeys
+import orjson
 import pytest
 
 from tests.support.authority import Authority
@@ -20,6 +22,7 @@ OURS = {"gnatswarm", "shard"}
 MISSING = {"git_commit", "api_lvl", "xkey"}
 PAIRS = (("nats-server", "gnatswarm-2"), ("nats-server-2.15", "gnatswarm-2-as-2.15"))
 OF_ONE_RUN = {"server_id", "server_name", "go", "port", "client_id", "nonce"}
+Told = TypeVar("Told")
 PAIR = nkeys.from_seed(nkeys.encode_seed(bytes(range(32)), nkeys.PREFIX_BYTE_USER))
 
 OPTIONS = {
@@ -33,6 +36,20 @@ OPTIONS = {
     "no headers": "no_header_support: true",
     "a name and a limit": "server_name: 'a-b'\nmax_payload: 2kb",
     "advertised": "client_advertise: 'h:1'",
+}
+# Of users who log in by password, or of whoever gives none: what they are told later.
+LATER = {
+    "nothing": ("", {}),
+    "an nkey": (OPTIONS["an nkey"], {"user": "a", "pass": "b"}),
+    "anybody is a user": (OPTIONS["anybody is a user"], {}),
+    "an account's limit": (
+        "max_payload: 1000\naccounts { A { users [ {user: a, pass: b} ], limits { max_payload: 50 } } }",
+        {"user": "a", "pass": "b"},
+    ),
+    "a limit over the server's": (
+        "max_payload: 40\naccounts { A { users [ {user: a, pass: b} ], limits { max_payload: 50 } } }\nno_auth_user: a",
+        {},
+    ),
 }
 
 
@@ -67,23 +84,25 @@ async def told(running: Broker) -> dict[str, Any]:
         client.close()
 
 
-async def told_to_leave(running: Broker) -> dict[str, Any]:
-    """What a client is told when the broker is about to go."""
-    client = await Client.connect(running.port, {"verbose": False, "protocol": 1})
+async def told_later(running: Broker, log_in: dict[str, str]) -> list[dict[str, Any]]:
+    """What a client is told behind its first PONG, if anything, and when the broker is about to go."""
+    client = await Client.connect(running.port, {"verbose": False, "protocol": 1, **log_in})
     try:
+        await client.send(b"PING\r\n")
+        found = []
+        while (frame := await client.read_frame()).verb != "PONG":
+            assert frame.verb == "INFO"
+            found.append(orjson.loads(frame.raw[5:]))
         running.send_signal(signal.SIGUSR2)
-        while True:  # it may be told of something else first
-            info = await client.read_info()
-            if info.get("ldm"):
-                return info
+        while not (info := await client.read_info()).get("ldm"):
+            pass  # it may be told of something else first
+        return [*found, info]
     finally:
         client.close()
 
 
-async def both(
-    pair: tuple[str, str], ask: Callable[[Broker], Awaitable[dict[str, Any]]], config: str
-) -> list[dict[str, Any]]:
-    """The real server's INFO and ours."""
+async def both(pair: tuple[str, str], ask: Callable[[Broker], Awaitable[Told]], config: str) -> list[Told]:
+    """What the real server says, and what we say."""
     found = []
     for name in pair:
         running = Broker(KINDS[name], config=config)
@@ -104,5 +123,36 @@ async def test_info_has_every_key_that_the_real_server_sends_in_its_order(
     assert_alike(*await both(pair, told, config))
 
 
-async def test_who_is_told_to_leave_is_told_it_with_the_same_keys(pair: tuple[str, str]) -> None:
-    assert_alike(*await both(pair, told_to_leave, ""))
+@pytest.mark.parametrize(("config", "log_in"), LATER.values(), ids=LATER.keys())
+async def test_later_infos_are_those_of_the_real_server(
+    pair: tuple[str, str], config: str, log_in: dict[str, str]
+) -> None:
+    """With the max_payload of the client's account: client libraries check what they publish against it."""
+    theirs, ours = await both(pair, functools.partial(told_later, log_in=log_in), config)
+    assert len(theirs) == len(ours)
+    for one, other in zip(theirs, ours, strict=True):
+        assert_alike(one, other)
+
+
+async def test_a_log_in_before_the_first_pong_counts_for_it(pair: tuple[str, str]) -> None:
+    """The last one: of two that come in one write the first is forgotten."""
+
+    async def ask(running: Broker) -> list[dict[str, Any]]:
+        client = await Client.dial(running.port)
+        try:
+            await client.read_info()
+            connect = b'CONNECT {"verbose":false,"protocol":1,"user":"a","pass":"b"}\r\n'
+            await client.send(connect + connect.replace(b'"a"', b'"c"') + b"PING\r\nPING\r\n")
+            await client.read_until_pong()
+            infos = []
+            while (frame := await client.read_frame()).verb != "PONG":
+                infos.append(orjson.loads(frame.raw[5:]))
+            return infos
+        finally:
+            client.close()
+
+    config = """accounts { A { users [ {user: a, pass: b} ], limits { max_payload: 50 } },
+                           C { users [ {user: c, pass: b} ], limits { max_payload: 60 } } }"""
+    theirs, ours = await both(pair, ask, config)
+    assert [info["max_payload"] for info in ours] == [60]
+    assert_alike(theirs[0], ours[0])
