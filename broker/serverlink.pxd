@@ -22,6 +22,7 @@ from gnatswarm.broker.sublist cimport Sublist
 cdef class DuePong(FencedBatch):
     cdef ServerLink link
     cdef uint64_t in_msgs                # … of that server, in front of its PING
+    cdef bint was_fenced                 # the server's clients waited for it when it asked
 
 
 @cython.final
@@ -63,7 +64,7 @@ cdef class ServerLink(Peer):
     cdef readonly uint64_t in_lines      # operations so far
     cdef uint64_t due_bytes              # write_timeout: close: it has to have taken so many (of out.taken_bytes) …
     cdef uint64_t due_since_us           # … within the write deadline from here on
-    cdef uint32_t n_words                # INFO and -ERR in the last read
+    cdef uint32_t n_words                # INFO, -ERR, PING, PONG and refused messages in the last read
     cdef size_t told_bytes               # of interest in the last read
     cdef size_t much_told                # … since a read had much, while all have mostly that; 0: not now
 

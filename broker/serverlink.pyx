@@ -42,7 +42,8 @@ cdef enum:
     # in between, clients of the shards do not either: a million keeps those busy for half a second.
     TOLD_BYTES = 16384
     TOLD_BYTES_BETWEEN_RESTS = 1024
-    # INFO and -ERR are the session's, in Python, at 5 to 15 µs each: behind so many in one read others have a turn.
+    # INFO and -ERR are the session's, in Python, at 5 to 15 µs each, as is what a leaf node may not publish; and who
+    # waits for a PONG is noted, 1 µs each. Behind so many in one read others have a turn.
     MOST_WORDS_AT_ONCE = 200
     # Interest that a member has told in accounts that are not known here.
     MOST_UNTAKEN_BYTES = 16777216
@@ -101,7 +102,7 @@ cdef class DuePong(FencedBatch):
 
     cdef int on_fenced(self) except -1:
         self.link.acked_msgs = self.in_msgs
-        if self.link.is_in_doubt and self.link.is_fenced:
+        if self.link.is_in_doubt and (self.link.is_fenced or self.was_fenced):   # (a reload may have ended that)
             self.link.close(CLOSE_ROUTE_REMOVED)
             out_call(&self.link.out)
             return 0
@@ -290,6 +291,7 @@ cdef class ServerLink(Peer):
     cdef int on_ping(self) except -1:
         """Reply when every sibling here knows what it has sent."""
         cdef DuePong due
+        self.n_words += 1
         if self.is_silent:
             return 0
         if self.slot < 0 or self.exchange.siblings_fence is None:
@@ -298,9 +300,11 @@ cdef class ServerLink(Peer):
         due = DuePong()
         due.link = self
         due.in_msgs = self.in_msgs
+        due.was_fenced = self.is_fenced
         return self.exchange.siblings_fence.fence_served(due)
 
     cdef int on_pong(self) except -1:
+        self.n_words += 1
         if self.pongs_due and self.pongs_due.pop(0):
             return self.exchange.fence.on_pong(self.slot)
         self.session.on_pong()
@@ -602,6 +606,7 @@ cdef class ServerLink(Peer):
                 and not is_loop_subject(op.subject.at, op.subject.size) \
                 and not ((self.exchange.answering >> self.slot) & 1
                          and self.exchange.may_answer(self.slot, op.subject.at, op.subject.size)):
+            self.n_words += 1
             self.session.on_refused("Publish", op.subject.at[:op.subject.size])
             return True
         return False

@@ -658,7 +658,7 @@ def test_many_long_names_of_groups_go_on_in_frames_that_members_read():
     cluster.close()
 
 
-@pytest.mark.parametrize("word", ["INFO {}", "-ERR 'x'"])
+@pytest.mark.parametrize("word", ["INFO {}", "-ERR 'x'", "PING", "PONG", "LMSG denied 0\r\n"])
 def test_a_server_that_sends_many_words_to_its_session_is_read_in_turns(word: str):
     """They are carried out in Python: 26,000 errors in one read kept others waiting for a tenth of a second."""
     cluster = Members(1, fenced=False)
@@ -667,12 +667,14 @@ def test_a_server_that_sends_many_words_to_its_session_is_read_in_turns(word: st
     end = server(cluster, "leaf")
     said: list[bytes] = []
     end.on_error = end.on_info = said.append  # type: ignore[method-assign]
+    end.refused = []
+    end.link.set_permissions(Permissions(PermissionOptions(subscribe_deny=("denied",))))
     end.engine.probe.feed(end.socket, f"{word}\r\n".encode() * 1000)
-    turns = [len(said)]
+    turns = [end.link.in_lines]
     while resting:
         resting.pop().has_rested()
         end.engine.probe.finish()
-        turns.append(len(said))
+        turns.append(end.link.in_lines)
     assert turns[-1] == 1000 and max(now - before for before, now in zip([0, *turns], turns, strict=False)) == 200
     end.link.leave()
     cluster.close()
