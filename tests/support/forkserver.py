@@ -36,19 +36,39 @@ from typing import IO, Any, NoReturn
 _MOST_BYTES = 1 << 20
 _NUMBER = struct.Struct("i")
 _PR_SET_PDEATHSIG = 1
-# What a broker imports in the first second, keeper, router and shard; the rest comes when it is asked for.
+# What a broker imports in the first second, keeper, router and shard; the rest comes when it is asked for. (A test
+# compares.)
 _IMPORTED = (
     "asyncio",
+    "shlex",
     "ssl",
     "uvloop",
     "gnatswarm.router.cli",
     "gnatswarm.keeper",
+    "gnatswarm.shards.lean_imports",
     "gnatswarm.shards.worker",
-    "gnatswarm.router.config.options_build",
-    "gnatswarm.router.serving",
-    "gnatswarm.router.monitoring.monitor",
     "gnatswarm.shards.boundary.keeping",
     "gnatswarm.shards.boundary.parentage",
+    "gnatswarm.router.commands.first_screen",
+    "gnatswarm.router.companions",
+    "gnatswarm.router.config.options_build",
+    "gnatswarm.router.config.simple_file",
+    "gnatswarm.router.listening.listener_groups",
+    "gnatswarm.router.listening.steering",
+    "gnatswarm.router.monitoring.monitor",
+    "gnatswarm.router.monitoring.state",
+    "gnatswarm.router.serving",
+    "gnatswarm.router.start_early",
+    "gnatswarm.router.supervision.keeper_link",
+    "gnatswarm.router.supervision.notify",
+    "gnatswarm.router.supervision.operator_answers",
+    "gnatswarm.router.supervision.placing",
+    "gnatswarm.router.supervision.rebalance",
+    "gnatswarm.router.supervision.reloader",
+    "gnatswarm.router.supervision.rolling",
+    "gnatswarm.router.supervision.signal_handlers",
+    "gnatswarm.router.supervision.successor",
+    "gnatswarm.router.supervision.supervisor",
 )
 
 
@@ -153,7 +173,7 @@ class Forkserver:
         pid = _NUMBER.unpack(ours.recv(_NUMBER.size))[0]
         return Forked(pid, os.fdopen(stdout, "rb") if is_read else None, os.fdopen(stderr, "rb"), ours)
 
-    def run(self, arguments: Sequence[str], program: str, timeout_s: float, **options: Any) -> Ran:
+    def run(self, arguments: Sequence[str], program: str = "", timeout_s: float = 60.0, **options: Any) -> Ran:
         """As subprocess.run() of a program that is read to its end: what it said and its exit code."""
         started = self.start(arguments, program=program, is_read=True, **options)
         assert started.stdout is not None
@@ -221,6 +241,16 @@ def _serve(control: socket.socket) -> dict[str, Any] | None:
             poller.register(ended, select.POLLIN)
 
 
+def _make_tables() -> None:
+    """What msgspec makes of types at their first use, which the keeper has done for its children."""
+    from gnatswarm.shards.boundary import control, keeping
+
+    for expected in (keeping.ToKeeper, keeping.ToRouter):
+        keeping.decoder_of(expected)
+    for expected in (control.ToShard, control.ToRouter):
+        control.decoder_of(expected)
+
+
 def _die_with(parent: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -234,6 +264,8 @@ def _main() -> int:
     gc.disable()
     for name in sys.argv[2:]:
         __import__(name)
+    if "gnatswarm.shards.boundary.keeping" in sys.modules:
+        _make_tables()
     gc.freeze()
     gc.enable()
     request = _serve(control)

@@ -10,7 +10,8 @@ import threading
 
 import pytest
 
-from tests.support.forkserver import Forkserver, forkserver
+from tests.support.forkserver import Forked, Forkserver, forkserver
+from tests.support.servers import KINDS, Broker
 
 SAYS = """
 import json, os, resource, sys
@@ -18,6 +19,15 @@ limit = resource.getrlimit(resource.RLIMIT_NOFILE)
 fds = [int(name) for name in os.listdir("/proc/self/fd")]
 print(json.dumps([sys.argv, dict(os.environ), limit, os.getsid(0) == os.getpid(), max(fds), "pytest" in sys.modules]))
 sys.exit(7)
+"""
+TELLS_IMPORTS = """
+import os, sys
+def hook(event, arguments):
+    if event == "import" and arguments[0] not in sys.modules:
+        os.write(2, f"imported {arguments[0]}\\n".encode())
+sys.addaudithook(hook)
+from gnatswarm.router.cli import main
+sys.exit(main())
 """
 WAITS = "import signal, sys; print('here', flush=True); signal.pause()"
 
@@ -63,3 +73,18 @@ def test_the_end_is_told_to_all_who_wait():
 def test_an_error_is_what_python_makes_of_it():
     program = forkserver().start(["name"], program="raise RuntimeError('why')")
     assert program.wait(10) == 1 and b"RuntimeError: why" in program.stderr.read()
+
+
+class Telling(Broker):
+    """Writes to its log what it imports."""
+
+    def _forked(self) -> Forked:
+        return forkserver().start(self.command_line(), program=TELLS_IMPORTS)
+
+
+@pytest.mark.parametrize("config", [None, "http: -1"])
+def test_what_a_broker_needs_to_start_has_been_imported_before_it_is_forked(config: str | None):
+    """What is not costs the tests milliseconds of a processor at each of thousands of starts."""
+    with Telling(KINDS["gnatswarm-2"], config=config) as broker:
+        pass
+    assert [line for line in broker.log.lines if line.startswith("imported ")] == []
