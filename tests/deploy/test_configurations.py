@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -13,6 +12,7 @@ import pytest
 import yaml
 
 from tests.support.authority import Authority
+from tests.support.forkserver import forkserver
 from tests.support.servers import READY, Broker
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,14 +59,7 @@ def test_every_example_is_tried() -> None:
 def test_it_is_valid_without_a_remark(here: Callable[[Path], str], path: Path, tmp_path: Path) -> None:
     config = tmp_path / "x.conf"
     config.write_text(here(path))
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "gnatswarm", "-t", "-c", str(config)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env=dict(os.environ),
-    )
+    done = forkserver().run(["gnatswarm", "-t", "-c", str(config)])
     assert done.returncode == 0
     said = re.escape(f"gnatswarm: configuration file {config} is valid")
     assert re.fullmatch(rf"{said} \(sha256:\w+\)\n", done.stderr)

@@ -23,8 +23,11 @@ from gnatswarm.loadtest.errors import Disconnected
 from gnatswarm.loadtest.message import Message
 from tests.loadtest.bad_server import BadServer
 from tests.support.authority import Authority
+from tests.support.forkserver import forkserver
 from tests.support.servers import Broker, wait_until
 
+MODULE = "gnatswarm.loadtest.talk"
+PROGRAM = f"import sys; from {MODULE} import main; sys.exit(main(sys.argv[1:]))"
 StartBroker = Callable[..., Broker]
 SYSTEM = """
 system_account: SYS
@@ -36,7 +39,7 @@ accounts {
 
 
 def command(*words: str) -> list[str]:
-    return [sys.executable, "-P", "-m", "gnatswarm.loadtest.talk", *words]
+    return [sys.executable, "-P", "-m", MODULE, *words]
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -45,10 +48,9 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def ran(*words: str, given: bytes = b"", more: dict[str, str] | None = None) -> tuple[int, str, str]:
-    done = subprocess.run(
-        command(*words), input=given, capture_output=True, timeout=60, check=False, env=environment(**(more or {}))
-    )
-    return done.returncode, done.stdout.decode(), done.stderr.decode()
+    """Forked from a process that has imported it: that takes longer than most commands."""
+    done = forkserver(MODULE).run(["talk", *words], PROGRAM, given=given, environment=environment(**(more or {})))
+    return done.returncode, done.stdout, done.stderr
 
 
 def answer(payload: bytes, message: Message) -> None:

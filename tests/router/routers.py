@@ -187,14 +187,7 @@ class Router:
             "w = sys.argv[1:]\n"
             "sys.exit(scale(int(w[1])) if w[0] == 'scale' else status(as_json='json' in w))"
         )
-        return subprocess.run(
-            [sys.executable, "-P", "-c", code, *words],
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        return forkserver().run(["-c", *words], program=code, environment=self.environment)
 
     def status(self) -> Any:
         """What `gnatswarm status` would ask for, without a process for it and without waiting for rates."""

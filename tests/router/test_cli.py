@@ -28,6 +28,7 @@ from gnatswarm.router import cli, serving
 from gnatswarm.router.commands import operator_commands
 from gnatswarm.router.config import help
 from gnatswarm.router.config.flags import FLAGS, BadCommandLine, parse
+from tests.support.forkserver import forkserver
 from tests.support.servers import Broker, wait_until
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -164,14 +165,7 @@ def test_the_version_is_the_packages() -> None:
 @pytest.mark.parametrize("words", ["{} -h", "{} --help", "-h {}", "help {}"])
 def test_each_command_has_its_own_help_and_does_nothing_else(command: str, words: str, tmp_path: pathlib.Path) -> None:
     environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path), "HOME": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "gnatswarm", *words.format(command).split()],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = forkserver().run(["gnatswarm", *words.format(command).split()], environment=environment)
     assert (done.returncode, done.stderr) == (0, "")
     assert f"gnatswarm {command}" in done.stdout.splitlines()[0]
     assert all(len(line) <= 120 for line in done.stdout.splitlines())

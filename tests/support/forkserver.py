@@ -50,7 +50,12 @@ _IMPORTED = (
     "gnatswarm.shards.boundary.keeping",
     "gnatswarm.shards.boundary.parentage",
     "gnatswarm.router.commands.first_screen",
+    "gnatswarm.router.commands.operator_commands",
+    "gnatswarm.router.commands.signals",
     "gnatswarm.router.companions",
+    "gnatswarm.router.config.accounts_block",
+    "gnatswarm.router.config.authorization",
+    "gnatswarm.router.config.message_trace_block",
     "gnatswarm.router.config.options_build",
     "gnatswarm.router.config.simple_file",
     "gnatswarm.router.listening.listener_groups",
@@ -69,6 +74,19 @@ _IMPORTED = (
     "gnatswarm.router.supervision.signal_handlers",
     "gnatswarm.router.supervision.successor",
     "gnatswarm.router.supervision.supervisor",
+)
+# And one that encrypts, or talks to other kinds of peers. Every fork copies what there is of all these: 5 ms.
+MORE = (
+    *_IMPORTED,
+    "_strptime",
+    "gnatswarm.router.config.cluster_block",
+    "gnatswarm.router.config.leafnodes_block",
+    "gnatswarm.router.config.websocket_block",
+    "gnatswarm.shards.boundary.certificates",
+    "gnatswarm.shards.clients.certificate_rule",
+    "gnatswarm.shards.gateway.gateway",
+    "gnatswarm.shards.sockets.frames",
+    "gnatswarm.shards.sockets.gate",
 )
 
 
@@ -147,13 +165,14 @@ class Forkserver:
         environment: Mapping[str, str] | None = None,
         program: str = "",
         directory: Path | None = None,
+        stdin: int | None = None,
         is_read: bool = False,
     ) -> Forked:
         """A process with these `arguments`, the first of which is its own name.
 
         `program` is Python to run instead of the command. `descriptors` is how many it may have, `environment` and
-        `directory` are ours by default. `is_read`: its standard output is a pipe, as its standard error is; else it is
-        discarded.
+        `directory` are ours by default. `stdin`: the descriptor of its standard input, which stays ours, too; None:
+        nothing to read. `is_read`: its standard output is a pipe, as its standard error is; else it is discarded.
         """
         request = {
             "arguments": list(arguments),
@@ -165,20 +184,35 @@ class Forkserver:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         stderr, stderr_end = os.pipe()
         stdout, stdout_end = os.pipe() if is_read else (-1, os.open(os.devnull, os.O_WRONLY))
+        given = os.open(os.devnull, os.O_RDONLY) if stdin is None else os.dup(stdin)
         with theirs:
-            given = [theirs.fileno(), stdout_end, stderr_end]
-            socket.send_fds(self._control, [json.dumps(request).encode()], given)
-        os.close(stdout_end)
-        os.close(stderr_end)
+            descriptors_given = [theirs.fileno(), given, stdout_end, stderr_end]
+            socket.send_fds(self._control, [json.dumps(request).encode()], descriptors_given)
+        for number in (given, stdout_end, stderr_end):
+            os.close(number)
         pid = _NUMBER.unpack(ours.recv(_NUMBER.size))[0]
         return Forked(pid, os.fdopen(stdout, "rb") if is_read else None, os.fdopen(stderr, "rb"), ours)
 
-    def run(self, arguments: Sequence[str], program: str = "", timeout_s: float = 60.0, **options: Any) -> Ran:
-        """As subprocess.run() of a program that is read to its end: what it said and its exit code."""
-        started = self.start(arguments, program=program, is_read=True, **options)
+    def run(
+        self,
+        arguments: Sequence[str],
+        program: str = "",
+        timeout_s: float = 60.0,
+        *,
+        given: bytes = b"",
+        **options: Any,
+    ) -> Ran:
+        """As subprocess.run() of a program that is read to its end: what it said and its exit code.
+
+        `given`: what it may read from its standard input, a pipe.
+        """
+        stdin, stdin_end = os.pipe()
+        started = self.start(arguments, program=program, stdin=stdin, is_read=True, **options)
+        os.close(stdin)
         assert started.stdout is not None
-        with started.stdout, started.stderr, ThreadPoolExecutor(1) as pool:
+        with started.stdout, started.stderr, ThreadPoolExecutor(2) as pool:
             errors = pool.submit(started.stderr.read)
+            pool.submit(_give, stdin_end, given)
             watch = threading.Timer(timeout_s, started.kill)
             watch.start()
             said = started.stdout.read()
@@ -193,6 +227,12 @@ class Forkserver:
     def close(self) -> None:
         self._control.close()
         self._process.wait()
+
+
+def _give(descriptor: int, data: bytes) -> None:
+    """Write all of it, as far as anybody reads it."""
+    with contextlib.suppress(BrokenPipeError), os.fdopen(descriptor, "wb") as pipe:
+        pipe.write(data)
 
 
 @functools.cache
@@ -221,19 +261,19 @@ def _serve(control: socket.socket) -> dict[str, Any] | None:
                     channel.send(_NUMBER.pack(os.waitstatus_to_exitcode(status)))
                 os.close(descriptor)
                 continue
-            data, descriptors, _flags, _address = socket.recv_fds(control, _MOST_BYTES, 3)
+            data, descriptors, _flags, _address = socket.recv_fds(control, _MOST_BYTES, 4)
             if not data:
                 return None
             server = os.getpid()
             pid = os.fork()
             if pid == 0:
                 _die_with(server)
-                for number in (1, 2):
-                    os.dup2(descriptors[number], number)
+                for number in (0, 1, 2):
+                    os.dup2(descriptors[1 + number], number)
                 os.closerange(3, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
                 return dict(json.loads(data))
-            for number in (1, 2):
-                os.close(descriptors[number])
+            for number in descriptors[1:]:
+                os.close(number)
             channel = socket.socket(fileno=descriptors[0])
             channel.send(_NUMBER.pack(pid))
             ended = os.pidfd_open(pid)
@@ -273,7 +313,8 @@ def _main() -> int:
         return 0
     control.detach()
     os.setsid()
-    # The object remembers whether it could be sought, and now it is another one's pipe.
+    # The objects remember whether they could be sought, and now these are others' pipes.
+    sys.stdin = os.fdopen(0, "r", encoding=sys.stdin.encoding, errors=sys.stdin.errors, closefd=False)
     sys.stdout = os.fdopen(1, "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors, closefd=False)
     if request["descriptors"] is not None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (request["descriptors"],) * 2)

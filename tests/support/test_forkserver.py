@@ -7,11 +7,13 @@ import os
 import signal
 import subprocess
 import threading
+from pathlib import Path
 
 import pytest
 
-from tests.support.forkserver import Forked, Forkserver, forkserver
-from tests.support.servers import KINDS, Broker
+from tests.support.authority import Authority
+from tests.support.forkserver import MORE, Forked, Forkserver, forkserver
+from tests.support.servers import KINDS, NEEDS_MORE, Broker
 
 SAYS = """
 import json, os, resource, sys
@@ -79,12 +81,37 @@ class Telling(Broker):
     """Writes to its log what it imports."""
 
     def _forked(self) -> Forked:
-        return forkserver().start(self.command_line(), program=TELLS_IMPORTS)
+        imported = MORE if NEEDS_MORE.search(self.config or "") else ()
+        return forkserver(*imported).start(self.command_line(), program=TELLS_IMPORTS)
 
 
-@pytest.mark.parametrize("config", [None, "http: -1"])
-def test_what_a_broker_needs_to_start_has_been_imported_before_it_is_forked(config: str | None):
+@pytest.mark.parametrize(
+    "config",
+    [
+        "",
+        "http: -1",
+        "accounts { A { users: [{user: a, password: a}] } }",
+        "authorization { users: [{user: a, password: a, permissions: {publish: b}}] }",
+        "cluster { name: a, port: -1 }",
+        "leafnodes { port: -1 }",
+        "websocket { port: -1, no_tls: true }",
+        "tls { %s }",
+    ],
+    ids=str.split("none pages accounts users cluster leafnodes websocket tls"),
+)
+def test_what_a_broker_needs_to_start_has_been_imported_before_it_is_forked(config: str, tmp_path: Path):
     """What is not costs the tests milliseconds of a processor at each of thousands of starts."""
-    with Telling(KINDS["gnatswarm-2"], config=config) as broker:
+    with Telling(KINDS["gnatswarm-2"], config=config.replace("%s", Authority(tmp_path).server().lines)) as broker:
         pass
     assert [line for line in broker.log.lines if line.startswith("imported ")] == []
+
+
+@pytest.mark.parametrize("given", [b"", b"few", b"x" * 300_000], ids=["nothing", "few", "more than a pipe holds"])
+def test_a_program_reads_what_it_is_given_to_its_end(given: bytes):
+    ran = forkserver().run(["name"], "import sys; print(len(sys.stdin.buffer.read()))", given=given)
+    assert (ran.returncode, ran.stdout) == (0, f"{len(given)}\n")
+
+
+def test_what_nobody_reads_of_what_it_is_given_is_forgotten():
+    ran = forkserver().run(["name"], "print('done')", given=b"x" * 300_000)
+    assert (ran.returncode, ran.stdout) == (0, "done\n")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import resource
 import socket
 import subprocess
 import sys
@@ -22,21 +21,12 @@ from gnatswarm.router.listening import steering
 from gnatswarm.router.listening.listeners import Listeners
 from gnatswarm.shards.boundary import linkdir
 from tests.router.routers import runtime_directory
+from tests.support.forkserver import forkserver
 
 
 def run(*arguments: str, descriptors: int | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
-    def limit() -> None:
-        if descriptors is not None:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
-
-    return subprocess.run(
-        [sys.executable, "-P", "-m", "gnatswarm", "doctor", *arguments],
-        env={**os.environ, **environment},
-        preexec_fn=limit,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
+    return forkserver().run(
+        ["gnatswarm", "doctor", *arguments], environment={**os.environ, **environment}, descriptors=descriptors
     )
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.router.routers import runtime_directory
+from tests.support.forkserver import forkserver
 
 
 @pytest.mark.parametrize(
@@ -33,14 +32,8 @@ from tests.router.routers import runtime_directory
     ],
 )
 def test_a_mistake_is_answered_in_words(tmp_path: Path, words: str, said: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "gnatswarm", *words.format(tmp=tmp_path).split()],
-        env={**os.environ, "XDG_RUNTIME_DIR": str(runtime_directory(tmp_path))},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    environment = {**os.environ, "XDG_RUNTIME_DIR": str(runtime_directory(tmp_path))}
+    done = forkserver().run(["gnatswarm", *words.format(tmp=tmp_path).split()], environment=environment)
     assert done.returncode == 1
     assert said.format(tmp=tmp_path) in done.stderr
     assert "Errno" not in done.stderr and "Traceback" not in done.stderr

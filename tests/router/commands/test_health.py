@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,17 +12,11 @@ import pytest
 from gnatswarm.router.commands import operator_commands
 from gnatswarm.router.supervision.operator_socket import Reply, ShardStatus, Status
 from tests.router.routers import Router, wait_until
+from tests.support.forkserver import forkserver
 
 
 def health(router: Router) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-P", "-m", "gnatswarm", "health"],
-        env=router.environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    return forkserver().run(["gnatswarm", "health"], environment=router.environment)
 
 
 def test_well_when_every_shard_serves_and_not_while_one_is_gone(tmp_path: Path) -> None:
