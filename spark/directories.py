@@ -1,8 +1,8 @@
 """Names of directories, as Spark is told them.
 
 Hadoop takes `[ab]*` for a pattern where it reads, `a:b` for an address, and `link/..` for where the link is. Users'
-names are names: only what has :// is an address, which Spark gets as it is, with any pattern. What Hadoop would take for
-an address besides (file:/x) is refused, unless it is there.
+names are names: only what has :// is an address, which Spark gets as it is, with any pattern. What Hadoop would take
+for an address besides (file:/x) is refused, unless it is there.
 """
 
 from __future__ import annotations
