@@ -302,7 +302,8 @@ class ClientTls(_Discreet, frozen=True, forbid_unknown_fields=True):
     min_version: str = "1.2"  # of TLS: "1.2" or "1.3"
     cipher_suites: tuple[str, ...] = ()  # for TLS 1.2, with nats-server's names; (): OpenSSL's choice
     curve_preferences: tuple[str, ...] = ()  # one curve, or all; (): OpenSSL's choice
-    # The content of the files when the configuration was read; b"": read the files when they are needed.
+    # The content of the files when the configuration was read; b"": another remote that names the file has it
+    # (LeafNodes.complete_remotes), or read the files when they are needed.
     cert_pem: bytes = b""
     key_pem: bytes = b""
     ca_pem: bytes = b""
@@ -311,6 +312,15 @@ class ClientTls(_Discreet, frozen=True, forbid_unknown_fields=True):
     def pairs(self) -> tuple[CertificatePair, ...]:
         """The certificate that this broker presents, with its key; (): none."""
         return (CertificatePair(self.cert_file, self.key_file, self.cert_pem, self.key_pem),) if self.cert_file else ()
+
+    @property
+    def files(self) -> tuple[tuple[str, str, bytes], ...]:
+        """The field, path and content of each file; path "": there is none."""
+        return (
+            ("cert_pem", self.cert_file, self.cert_pem),
+            ("key_pem", self.key_file, self.key_pem),
+            ("ca_pem", self.ca_file, self.ca_pem),
+        )
 
 
 class LeafRemote(_Discreet, frozen=True, forbid_unknown_fields=True):
@@ -342,6 +352,25 @@ class LeafRemote(_Discreet, frozen=True, forbid_unknown_fields=True):
         tls = msgspec.structs.replace(self.tls, cert_pem=b"", key_pem=b"", ca_pem=b"")
         return msgspec.structs.replace(self, tls=tls)
 
+    def having(self, files: dict[str, bytes]) -> "LeafRemote":
+        """The same with these fields of `tls`."""
+        return msgspec.structs.replace(self, tls=msgspec.structs.replace(self.tls, **files)) if files else self
+
+
+def each_file_once(remotes: list[LeafRemote]) -> tuple[LeafRemote, ...]:
+    """These, each file's content at the first that names it alone: the authorities of 72 hubs would take 16 MB."""
+    seen: set[str] = set()
+    found = []
+    for remote in remotes:
+        again: dict[str, bytes] = {}
+        for field, path, data in remote.tls.files:
+            if data and path in seen:
+                again[field] = b""
+            elif data:
+                seen.add(path)
+        found.append(remote.having(again))
+    return tuple(found)
+
 
 class LeafNodes(_Discreet, frozen=True, forbid_unknown_fields=True):
     """Connections between this broker and others that share some of its accounts."""
@@ -359,6 +388,15 @@ class LeafNodes(_Discreet, frozen=True, forbid_unknown_fields=True):
     write_deadline_s: float = 0.0  # of leaf nodes and hubs, as write_deadline of clients; 0: the broker's own
     write_timeout: str = "default"  # "close": one ends that has not taken in that time what waited; else: nothing of it
     remotes: tuple[LeafRemote, ...] = ()  # hubs that this broker connects to; (): none
+
+    @property
+    def complete_remotes(self) -> tuple[LeafRemote, ...]:
+        """The remotes with the contents of their files: in `remotes` only the first that names a file has it."""
+        known = {path: data for remote in self.remotes for _field, path, data in remote.tls.files if data}
+        return tuple(
+            remote.having({field: known[path] for field, path, data in remote.tls.files if path in known and not data})
+            for remote in self.remotes
+        )
 
 
 class Cluster(_Discreet, frozen=True, forbid_unknown_fields=True):

@@ -23,7 +23,7 @@ from typing import TypedDict
 from pyspark.sql import DataFrame, SparkSession
 
 from gnatswarm.spark.answers import answers
-from gnatswarm.spark.directories import absolute
+from gnatswarm.spark.directories import absolute, unusable_text
 from gnatswarm.spark.read import read_parquet
 
 # Rows of each long answer of a day: more than a page shows, and bounded.
@@ -66,6 +66,8 @@ class StandingAnswers:
         """`services`: as in `report --services`. `clock`: seconds."""
         if "://" in directory or "://" in out:
             raise NotOurs("--answers needs local directories, for itself and for --out: links exchange the answers")
+        if why := unusable_text(directory):
+            raise NotOurs(f"--answers: {why}")
         self._home = Path(directory)
         self._out = out
         self._services = services

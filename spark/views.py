@@ -8,7 +8,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from gnatswarm.spark.answers import graph_answers
-from gnatswarm.spark.directories import literal
+from gnatswarm.spark.directories import literal, unusable_text
 from gnatswarm.spark.read import read_parquet
 from gnatswarm.spark.standing import CURRENT
 
@@ -23,6 +23,8 @@ class NoTables(ValueError):
 
 def no_tables_text(out: str) -> str:
     """Why there can be no views of this directory, or ""; an address (with ://) is not checked."""
+    if why := unusable_text(out):
+        return why
     if "://" in out or (Path(out) / "files").is_dir():
         return ""
     return f"{out} has no tables of `gnatswarm ingest`"
@@ -66,6 +68,8 @@ def create_answer_views(session: SparkSession, answers: str) -> list[str]:
     """
     # Not the link: a view would find other files than it has listed, once the link is exchanged.
     stands = (Path(answers) / CURRENT).resolve()
+    if why := unusable_text(answers, str(stands)):
+        raise NoTables(why)
     found = sorted(path for path in stands.glob("*") if path.is_dir())
     if not found:
         raise NoTables(f"{answers} has no answers of `gnatswarm ingest --answers`")

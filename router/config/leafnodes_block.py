@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from gnatswarm.broker.access.nkey import user_key
 from gnatswarm.broker.access.password_hash import is_good_hash, is_hashed
-from gnatswarm.broker.options import GLOBAL_ACCOUNT, ClientTls, LeafRemote, User
+from gnatswarm.broker.options import GLOBAL_ACCOUNT, ClientTls, LeafRemote, User, each_file_once
 from gnatswarm.broker.subject import is_valid_subscription
 from gnatswarm.router.config import not_offered
 from gnatswarm.router.config import option_values as values
@@ -218,7 +218,7 @@ class LeafNodesBlock:
                 self._problem(item.at, f'duplicate remote urls=[{urls}], account="{remote.account}"', "keep one")
             ways.add(way)
             found.append(remote)
-        self.settings["leafnodes.remotes"] = tuple(found)
+        self.settings["leafnodes.remotes"] = each_file_once(found)
 
     def _remote(self, block: Block) -> LeafRemote | None:
         before = len(self.problems)

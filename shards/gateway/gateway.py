@@ -158,7 +158,7 @@ class Gateway:
                 self._routes.adopt(options)
             on_done()
             return
-        wanted = list(options.leafnodes.remotes)
+        wanted = list(options.leafnodes.complete_remotes)
         for remote in list(self._remotes):
             before = remote.remote.apart_from_files
             same = next((one for one in wanted if one.apart_from_files == before), None)
@@ -278,7 +278,7 @@ class Gateway:
 
     def _dial(self) -> None:
         present = [remote.remote for remote in self._remotes]
-        for remote in self._options.leafnodes.remotes:
+        for remote in self._options.leafnodes.complete_remotes:
             if remote in present:
                 present.remove(remote)
             else:

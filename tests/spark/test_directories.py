@@ -85,3 +85,44 @@ def test_names_that_spark_cannot_take_are_refused_in_one_line(tmp_path: Path, ca
     said = capsys.readouterr().err.splitlines()
     assert [str(both) in line for line in said] == [True, False, False, True]
     assert ["not UTF-8" in line for line in said] == [False, True, True, False]
+
+
+def test_an_address_with_one_slash_is_no_name_of_a_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """Hadoop takes file:/x as file:///x. A directory `file:` was made here for its tables."""
+    from gnatswarm.spark.jobs import compact, ingest, report
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "stats").mkdir()
+    (tmp_path / "tables" / "files").mkdir(parents=True)
+    assert ingest.main(["--stats-dir", "stats", "--out", "file:/tables"]) == 1
+    assert ingest.main(["--stats-dir", "dbfs:/stats", "--out", "tables"]) == 1
+    assert ingest.main(["--stats-dir", "stats", "--out", "new", "--answers", "s3a:/b"]) == 1
+    assert report.main(["--from-parquet", "hdfs:/x"]) == 1
+    assert report.main(["--from-parquet", "tables", "--tables", "file:/x"]) == 1
+    assert compact.main(["--from-parquet", "tables", "--out", "file:/x", "--date", "2026-02-02"]) == 1
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 6 and all("is an address with one slash" in line for line in said)
+    assert said[0].endswith("write file:///tables, or ./file:/tables for a directory of that name")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["stats", "tables"]
+    assert unusable_text("./file:/x", "a/file:/x", "C:/x", "file:x") == ""
+    (tmp_path / "file:" / "x").mkdir(parents=True)
+    assert unusable_text("file:/x") == ""
+
+
+def test_views_of_a_name_that_spark_cannot_take_are_refused_in_one_line(tmp_path: Path):
+    from gnatswarm.spark.standing import NotOurs, StandingAnswers
+    from gnatswarm.spark.views import NoTables, create_answer_views, create_views
+
+    both = tmp_path / "a:b" / "[ab]"
+    (both / "files").mkdir(parents=True)
+    (both / "refresh=1" / "edges").mkdir(parents=True)
+    (both / "current").symlink_to("refresh=1")
+    session: Any = None  # is not asked
+    with pytest.raises(NoTables, match="Spark reads no path"):
+        create_views(session, str(both))
+    with pytest.raises(NoTables, match="Spark reads no path"):
+        create_answer_views(session, str(both))
+    with pytest.raises(NotOurs, match="Spark reads no path"):
+        StandingAnswers(str(both), str(tmp_path))

@@ -250,7 +250,8 @@ async def test_a_leaf_node_presents_what_its_files_held_at_the_last_reload(
 
     put(old.cert.read_bytes(), old.key.read_bytes())
     remote = f"{{ url: 'nats://127.0.0.1:{hub_port(hub)}', tls {{ ca_file: '{trusted}', {mine.lines} }} }}"
-    leaf = start("gnatswarm-1", f"leafnodes {{ remotes [ {remote} ] }}")
+    nobody = f"{{ url: 'nats://127.0.0.1:1', tls {{ ca_file: '{trusted}', {mine.lines} }} }}"  # names the same files
+    leaf = start("gnatswarm-1", f"leafnodes {{ remotes [ {nobody}, {remote} ] }}")
     leaf.log.wait_line(CREATED)
     put(new.cert.read_bytes(), new.key.read_bytes())
     leaf.send_signal(signal.SIGHUP)

@@ -381,3 +381,19 @@ def test_a_number_of_seconds_is_a_write_deadline(built: Callable[..., Built]) ->
 def test_a_port_alone_leaves_the_host_as_it_is(built: Callable[..., Built], inner: str, host: str, port: int) -> None:
     leafnodes = built(f"leafnodes {{ {inner} }}").options.leafnodes
     assert (leafnodes.host, leafnodes.port) == (host, port)
+
+
+def test_a_file_that_many_remotes_name_is_kept_once(built: Build, authority: Authority, tmp_path: Path) -> None:
+    """72 with a bundle of all public authorities were refused as too large."""
+    bundle = tmp_path / "bundle.pem"
+    bundle.write_bytes(authority.path.read_bytes())
+    pair = authority.client()
+    tls = [f"tls {{ ca_file: '{bundle}' }}"] * 3 + [f"tls {{ {pair.lines}, ca_file: '{bundle}' }}"] * 2 + [""]
+    text = "\n".join(f"{{ url: h{number}, {one} }}" for number, one in enumerate(tls))
+    options = built(f"leafnodes {{ remotes [ {text} ] }}").options.leafnodes
+    remotes = options.complete_remotes
+    assert [remote.tls.ca_pem == bundle.read_bytes() for remote in remotes] == [True] * 5 + [False]
+    assert [remote.tls.key_pem == pair.key.read_bytes() for remote in remotes] == [False] * 3 + [True] * 2 + [False]
+    assert [one.apart_from_files for one in remotes] == [one.apart_from_files for one in options.remotes]
+    for field in ("ca_pem", "cert_pem", "key_pem"):
+        assert len([remote for remote in options.remotes if getattr(remote.tls, field)]) == 1
