@@ -393,11 +393,10 @@ class Frames:
         request = events[0]
         assert isinstance(request, Request)
         complaint = self._rules.complaint(request)
-        if len(events) > 1 or protocol.reader.buffer or protocol.parser_exc is not None:
-            protocol.writes.clear()  # pongs and a close frame: no frame may be answered before the request is
-            self._refuse("client sent data before handshake is complete")
-            return []
-        if "Host" not in request.headers:
+        is_ahead = len(events) > 1 or bool(protocol.reader.buffer) or protocol.parser_exc is not None
+        protocol.writes.clear()  # pongs and a close frame: no frame may be answered before the request is
+        hosts = request.headers.get_all("Host")
+        if len(hosts) != 1 or not hosts[0]:
             response = protocol.reject(HTTPStatus.BAD_REQUEST, "Bad Request\n")
             self._refuse("'Host' missing in request")
         elif sum(len(value) for name in LISTS for value in request.headers.get_all(name)) > MOST_LIST_BYTES:
@@ -415,6 +414,9 @@ class Frames:
                 request.headers["Upgrade"] = "websocket"
             response = protocol.accept(request)
             if response.status_code == HTTPStatus.SWITCHING_PROTOCOLS:
+                if is_ahead:
+                    self._refuse("client sent data before handshake is complete")
+                    return []
                 self.is_open = True
                 path = _path_of(request)
                 self.is_leaf = path.startswith(f"{LEAF_PATH}/") or path.endswith(LEAF_PATH)
@@ -428,8 +430,11 @@ class Frames:
             else:
                 self._refuse(str(protocol.handshake_exc))
                 response.headers["Sec-WebSocket-Version"] = "13"
+        if not self.is_open:
+            protocol.writes.append(response.serialize())  # (a frame behind the request may have ended the protocol)
+            return []
         protocol.send_response(response)
-        if self.is_open and self._rules.header_lines:
+        if self._rules.header_lines:
             # (not by response.headers: how these are encoded depends on the library's version)
             protocol.writes[-1] = protocol.writes[-1].removesuffix(b"\r\n") + self._rules.header_lines + b"\r\n"
         return []

@@ -33,7 +33,7 @@ from tests.support.framed import (
 )
 from tests.support.pages import Pages
 from tests.support.secure import connections, said
-from tests.support.servers import Broker, wait_until
+from tests.support.servers import HOST, Broker, wait_until
 from tests.support.wire import Client
 
 OURS = ("gnatswarm-1", "gnatswarm-2")
@@ -345,13 +345,22 @@ async def test_mqtt_clients_are_told_that_there_is_nothing_for_them(shared_port,
     assert (await answer_to(port, request(port, path="/mqttx"))).startswith(b"HTTP/1.1 101")
 
 
-async def test_frames_that_come_with_the_upgrade_are_not_answered_before_it(shared_port):
+async def test_frames_that_come_with_the_upgrade_are_not_answered_and_a_refusal_is(shared_port):
     _, port = shared_port('allowed_origins: ["http://a.example"]')
     for ahead in (frame(9, b"p"), frame(8, b"\x03\xe8"), frame(9, b"p") + frame(15)):
         assert await answer_to(port, request(port) + ahead) == b""
         answer = await answer_to(port, request(port, "Origin: http://b.example") + ahead)
-        assert not answer or answer.startswith(b"HTTP/1.1 403")
+        assert answer.startswith(b"HTTP/1.1 403")
+        answer = await answer_to(port, request(port).replace(b"GET", b"POST") + ahead)
+        assert answer.startswith(b"HTTP/1.1 405")
     (await connect(port)).close()
+
+
+@pytest.mark.parametrize("host", [b"Host: \r\n", b"Host: a\r\nHost: a\r\n", b""])
+async def test_an_upgrade_says_which_host_it_wants(shared_port, host):
+    _, port = shared_port()
+    answer = await answer_to(port, request(port).replace(f"Host: {HOST}:{port}\r\n".encode(), host))
+    assert answer.startswith(b"HTTP/1.1 400 Bad Request")
 
 
 def wait_lines(broker: Broker, text: str, count: int) -> None:
