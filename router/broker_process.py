@@ -14,6 +14,7 @@ import os
 import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -63,6 +64,7 @@ TAIL_BYTES = 16_384
 ENDING_S = 10.0
 _SIGKILL_BIT = 1 << (signal.SIGKILL - 1)
 _PF_EXITING = 0x4  # of the kernel's linux/sched.h
+_CREDENTIALS = struct.Struct("3i")  # pid, user, group: unix(7)
 
 # A service manager sets these for this program, not for brokers that it starts.
 _NOT_FOR_CHILDREN = frozenset(
@@ -78,7 +80,10 @@ def dialled(host: str) -> str:
 
 
 def _is_ready(process: subprocess.Popen[bytes], notices: socket.socket, until: float) -> bool:
-    """Wait until the process sends READY=1 (as to a service manager), has ended, or the time `until` has come."""
+    """Wait until the process sends READY=1 (as to a service manager), has ended, or the time `until` has come.
+
+    Every user of this machine can send something to the socket: what others say does not count.
+    """
     ended = os.pidfd_open(process.pid)
     try:
         poller = select.poll()
@@ -86,13 +91,21 @@ def _is_ready(process: subprocess.Popen[bytes], notices: socket.socket, until: f
         poller.register(ended, select.POLLIN)
         while (left_s := until - time.monotonic()) > 0:
             ready = {fd for fd, _events in poller.poll(left_s * 1000)}
-            if notices.fileno() in ready and b"READY=1" in notices.recv(4096).split(b"\n"):
-                return True
+            if notices.fileno() in ready:
+                text, data, _flags, _address = notices.recvmsg(4096, socket.CMSG_SPACE(_CREDENTIALS.size))
+                if _sender(data) == process.pid and b"READY=1" in text.split(b"\n"):
+                    return True
             if ended in ready:
                 return False
         return False
     finally:
         os.close(ended)
+
+
+def _sender(data: list[tuple[int, int, bytes]]) -> int:
+    """The pid that the kernel says of a datagram; 0: it says none."""
+    found = [raw for level, kind, raw in data if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS]
+    return int(_CREDENTIALS.unpack(found[0])[0]) if found else 0
 
 
 def _is_being_killed(pid: int) -> bool:
@@ -223,6 +236,7 @@ class RouterProcess:
             self._ports_at_start = dict(self._ports)
             self._write_conf(self._ports)
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notices:
+                notices.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
                 notices.bind("")  # an abstract name that the kernel chooses: no file
                 try:
                     self._note_ports(self._ports_of(self._launched(notices), notices))

@@ -650,6 +650,21 @@ def test_it_does_not_end_with_the_thread_that_started_it():
     brokers[0].stop()
 
 
+def test_what_a_stranger_says_of_its_start_does_not_count(monkeypatch: pytest.MonkeyPatch):
+    """The name of the socket for such words is in /proc/net/unix, and every user may send to it."""
+    start = subprocess.Popen
+
+    def overtaken(*args: Any, env: dict[str, str], **rest: Any) -> subprocess.Popen[bytes]:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as stranger:
+            stranger.sendto(b"READY=1", "\0" + env["NOTIFY_SOCKET"].removeprefix("@"))
+        return start(*args, env=env, **rest)
+
+    monkeypatch.setattr(subprocess, "Popen", overtaken)
+    broker = gnatswarm.BrokerProcess(shards=1).start()
+    publish(broker, "a")
+    broker.stop()
+
+
 def test_one_that_died_is_said_to_have_died():
     broker = gnatswarm.BrokerProcess(shards=1).start()
     os.kill(broker.pid, signal.SIGKILL)

@@ -76,6 +76,9 @@ async def ask(command: Sequence[str], spoken: Mapping[str, int]) -> str:
         raise Unfit(
             f"{shown} is no gnatswarm that can take over: it printed more than {MOST_ANSWER_BYTES:,} bytes"
         ) from None
+    except asyncio.CancelledError:  # the broker ends, and nobody would be left to end it
+        _kill(process)
+        raise
     if process.returncode:
         last = complained.decode(errors="replace").strip().rpartition("\n")[2]
         raise Unfit(
@@ -107,10 +110,15 @@ async def _printed(stream: asyncio.StreamReader) -> bytes:
     return text
 
 
-async def _end(process: asyncio.subprocess.Process, readers: list[asyncio.Task[bytes]]) -> None:
+def _kill(process: asyncio.subprocess.Process) -> None:
     """Kill it, and what it has started."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
+
+
+async def _end(process: asyncio.subprocess.Process, readers: list[asyncio.Task[bytes]]) -> None:
+    """Kill it and what it has started, and wait for their end."""
+    _kill(process)
     for reader in readers:
         reader.cancel()
     await asyncio.wait(readers)

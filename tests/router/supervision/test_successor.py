@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from gnatswarm.router.supervision import successor
 from gnatswarm.router.supervision.successor import Answer, Unfit, ask, objection, own_answer, own_formats
 from tests.support.servers import WAIT_DEADLINE_S, wait_pids_gone
 
@@ -56,3 +59,25 @@ async def test_a_program_that_prints_no_answer_is_refused(text: str, tmp_path: P
     program.chmod(0o755)
     with pytest.raises(Unfit, match="is no gnatswarm that can take over: it did not say which formats it has"):
         await ask([str(program)], SPOKEN)
+
+
+async def test_a_program_that_says_nothing_ends_with_the_broker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program, told, is_read, read = tmp_path / "program", tmp_path / "told", asyncio.Event(), successor._printed
+
+    async def noted(stream: asyncio.StreamReader) -> bytes:
+        is_read.set()
+        return await read(stream)
+
+    monkeypatch.setattr(successor, "_printed", noted)
+    os.mkfifo(told)
+    program.write_text(f"#!/bin/sh\nsleep 1000 &\necho $! $$ > {told}\nexec sleep 1000\n")
+    program.chmod(0o755)
+    asking = asyncio.create_task(ask([str(program)], SPOKEN))
+    pids = [int(pid) for pid in (await asyncio.to_thread(told.read_text)).split()]
+    await is_read.wait()
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    assert not await asyncio.to_thread(wait_pids_gone, pids, WAIT_DEADLINE_S), "nor does what it has started stay"
