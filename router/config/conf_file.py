@@ -11,15 +11,9 @@ import errno
 import os
 import stat
 
-READ_BYTES = 1 << 16
+from gnatswarm.shards.boundary.file_kind import other_kind
 
-_KINDS = (
-    (stat.S_ISDIR, "a directory"),
-    (stat.S_ISFIFO, "a FIFO (named pipe), not a file"),
-    (stat.S_ISSOCK, "a socket, not a file"),
-    (stat.S_ISCHR, "a character device, not a file"),
-    (stat.S_ISBLK, "a block device, not a file"),
-)
+READ_BYTES = 1 << 16
 
 
 def read_bytes(path: str, most_bytes: int, *, is_included: bool) -> bytes:
@@ -46,8 +40,8 @@ def read_bytes(path: str, most_bytes: int, *, is_included: bool) -> bytes:
 def _check(status: os.stat_result, is_included: bool) -> None:
     """OSError for a kind of file that is not accepted."""
     mode = status.st_mode
+    kind = other_kind(mode)
     is_null = stat.S_ISCHR(mode) and status.st_rdev == os.makedev(1, 3)
-    if stat.S_ISREG(mode) or (not is_included and (stat.S_ISFIFO(mode) or is_null)):
+    if not kind or (not is_included and (stat.S_ISFIFO(mode) or is_null)):
         return
-    kind = next((words for is_kind, words in _KINDS if is_kind(mode)), "not a file")
     raise OSError(errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL, f"is {kind}")

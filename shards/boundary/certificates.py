@@ -20,6 +20,7 @@ from gnatswarm.broker.access import ciphers
 from gnatswarm.broker.access.certificate_dates import validity_of
 from gnatswarm.broker.access.certificate_parts import dns_names, is_forgeable, key_kind
 from gnatswarm.broker.options import CertificatePair
+from gnatswarm.shards.boundary.file_kind import is_nameless_pipe, other_kind
 
 if TYPE_CHECKING:
     import datetime
@@ -67,6 +68,9 @@ def with_client_files(tls: ClientTls) -> ClientTls:
 
 def _read(path: str, what: str) -> bytes:
     try:
+        kind = other_kind(os.stat(path).st_mode)
+        if kind and not is_nameless_pipe(path):
+            raise CertificateError(f"{what}: {path} is {kind}")
         with open(path, "rb", opener=_opener) as file:
             data = file.read(MOST_FILE_BYTES + 1)
     except OSError as error:
@@ -79,7 +83,7 @@ def _read(path: str, what: str) -> bytes:
 
 
 def _opener(path: str, flags: int) -> int:
-    """Open without waiting: a named pipe without a writer reads as empty. Reads wait for a writer that is there."""
+    """Open without waiting: a pipe without a writer reads as empty. Reads wait for a writer that is there."""
     fd = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
     os.set_blocking(fd, True)
     return fd

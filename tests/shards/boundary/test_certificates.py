@@ -141,11 +141,27 @@ def test_nothing_shows_what_is_in_files_for_another_server(own):
 
 
 @pytest.mark.parametrize("field", ["cert_file", "key_file", "ca_file"])
-def test_a_pipe_that_nobody_writes_to_is_empty(tls, field, tmp_path):
-    pipe = tmp_path / "pipe"
+def test_a_named_pipe_is_no_file_whoever_writes_to_it(tls, field, tmp_path):
+    """With a writer that keeps it open the start and `-t` waited for ever."""
+    for path, kind in ((tmp_path, "a directory"), ("/dev/null", "a character device, not a file")):
+        with pytest.raises(CertificateError, match=f"{path} is {kind}"):
+            with_files(msgspec.structs.replace(tls, **{field: str(path)}))
+    pipe, link = tmp_path / "pipe", tmp_path / "link"
     os.mkfifo(pipe)
-    with pytest.raises(CertificateError, match="pipe is empty"):
-        with_files(msgspec.structs.replace(tls, **{field: str(pipe)}))
+    link.symlink_to(pipe)
+    writer = os.open(pipe, os.O_RDWR)
+    for path in (pipe, link):
+        with pytest.raises(CertificateError, match=rf"{path} is a FIFO \(named pipe\), not a file"):
+            with_files(msgspec.structs.replace(tls, **{field: str(path)}))
+    os.close(writer)
+
+
+def test_a_pipe_that_nobody_writes_to_is_empty(tls):
+    read_end, write_end = os.pipe()
+    os.close(write_end)
+    with pytest.raises(CertificateError, match="is empty"):
+        with_files(msgspec.structs.replace(tls, cert_file=f"/dev/fd/{read_end}"))
+    os.close(read_end)
 
 
 def test_a_pipe_is_read_until_its_writer_closes_it(tls):
