@@ -86,6 +86,8 @@ cdef object owned(object payload, Py_ssize_t at):
 cdef str tls_error_text(object error):
     """OpenSSL's error text, without its source file."""
     text = getattr(error, "verify_message", "") or (error.reason or "").replace("_", " ").lower()
+    if not text and "internal error" in str(error):   # its word, in TLS 1.2, for what is too short to be decrypted
+        return "bad record"
     return text or str(error)
 
 
