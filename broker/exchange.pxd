@@ -8,7 +8,7 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from gnatswarm.broker.entry cimport Choice, Entry
 from gnatswarm.broker.fanout cimport Fanout, Onward, Outcome, Publish
-from gnatswarm.broker.fence cimport FencedBatch, MeshFence
+from gnatswarm.broker.fence cimport MeshFence
 from gnatswarm.broker.interest cimport MOST_SHARDS, Interest, InterestSink, Node, QueueGroup
 from gnatswarm.broker.mesh cimport Accounts, Mesh
 from gnatswarm.broker.outbuf cimport OutBuf
@@ -34,12 +34,6 @@ cdef enum:
     MOST_TOLD_BYTES = 1048576  # of these together
     CID_BITS = 48              # of Publish.publisher; above, of another server's client: its slot, and which join()
     END_SLOT = 63        # … and this one is the number of the shard itself: its bit is for set_own_interest()
-
-
-# What is called when all siblings have seen what they were sent.
-@cython.final
-cdef class Known(FencedBatch):
-    cdef object call
 
 
 # A member of a queue group that has left a shard, and lingers there until other servers know.

@@ -110,14 +110,6 @@ cdef inline bint is_for_asker(const uint8_t *subject, size_t size) noexcept nogi
     return size == 22 and memcmp(subject, b'$SYS.DEBUG.SUBSCRIBERS', 22) == 0
 
 
-cdef class Known(FencedBatch):
-    """All siblings have seen what they were sent."""
-
-    cdef int on_fenced(self) except -1:
-        self.call()
-        return 0
-
-
 cdef class Leaving(ServerWait):
     """A member of a queue group has left a shard, and lingers there until other servers know."""
 
@@ -1555,12 +1547,10 @@ cdef class Exchange(Onward):
 
     def call_when_known(self, call):
         """Call this when all siblings have what was sent to them so far."""
-        cdef Known known = Known()
-        known.call = call
         if self.siblings_fence is None:
             call()
         else:
-            self.siblings_fence.fence_served(known)
+            self.siblings_fence.call_when_known(call)
 
     def rest_with(self, rest not None, size_t much_told_bytes=MUCH_TOLD_BYTES,
                   size_t bytes_without_rest=BYTES_WITHOUT_REST):

@@ -6,7 +6,7 @@ prefix and the message's tail into each receiver's output buffer. A sibling shar
 subscribers it has. Plain subscriptions come before queue members, as on nats-server.
 """
 
-from libc.stdlib cimport free, realloc
+from libc.stdlib cimport free, qsort, realloc
 from libc.string cimport memcpy
 
 from gnatswarm.broker.outbuf cimport (
@@ -95,6 +95,11 @@ cdef bytearray rewritten(Publish *other, const Publish *message, bytes header, T
     other.count = 1
     other.stride = other.tail_size
     return room
+
+
+cdef int compare_counts(const void *one, const void *other) noexcept nogil:
+    cdef uint32_t first = (<const uint32_t *>one)[0], second = (<const uint32_t *>other)[0]
+    return (first > second) - (first < second)
 
 
 cdef bint is_output_of(OutBuf *out, uint64_t cid) noexcept:
@@ -324,20 +329,17 @@ cdef class Fanout:
 
     cdef uint32_t count_widths(self, Entry *entry, uint64_t *widths, uint32_t count, uint32_t width) noexcept:
         """`width` targets took all of the run, the shorts only its beginning."""
-        cdef uint32_t i, j, least, at = 0
-        while self.n_kept_shorts:   # the shortest first: up to there, it and all the others took part
-            least = count
-            j = 0
-            for i in range(self.n_kept_shorts):
-                if self.shorts[i] < least:
-                    least = self.shorts[i]
-                    j = i
-            widths[width_bucket(width + self.n_kept_shorts)] += least - at
-            if least > at and width + self.n_kept_shorts > entry.counts.widest:
-                entry.counts.widest = width + self.n_kept_shorts
+        cdef uint32_t i, least, others = width + self.n_kept_shorts, at = 0
+        # The shortest first: up to there, it and all the others took part. (There may be 50,000.)
+        if self.n_kept_shorts > 1:
+            qsort(self.shorts, self.n_kept_shorts, sizeof(uint32_t), compare_counts)
+        for i in range(self.n_kept_shorts):
+            least = self.shorts[i]
+            widths[width_bucket(others - i)] += least - at
+            if least > at and others - i > entry.counts.widest:
+                entry.counts.widest = others - i
             at = least
-            self.n_kept_shorts -= 1
-            self.shorts[j] = self.shorts[self.n_kept_shorts]
+        self.n_kept_shorts = 0
         widths[width_bucket(width)] += count - at
         if width > entry.counts.widest:
             entry.counts.widest = width

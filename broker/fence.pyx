@@ -21,6 +21,16 @@ cdef class FencedBatch:
         raise NotImplementedError
 
 
+cdef class Known(FencedBatch):
+    """Who is to hear that siblings have what they were sent."""
+
+    cdef object call
+
+    cdef int on_fenced(self) except -1:
+        self.call()
+        return 0
+
+
 cdef class Waiter:
     """One client's PING that waits for siblings."""
 
@@ -83,6 +93,15 @@ cdef class MeshFence(Fence):
 
     cdef int fence_served(self, FencedBatch batch) except -1:
         return self.fence_these(batch, self.mesh.up & ~self.unawaited)
+
+    def call_when_known(self, call):
+        """Call this when all siblings have what they were sent so far, and what they have sent on of that has arrived.
+
+        Where there are none that is at once, else while what a sibling has sent is being read.
+        """
+        cdef Known known = Known()
+        known.call = call
+        self.fence_served(known)
 
     cdef int fence_these(self, FencedBatch batch, uint64_t left) except -1:
         cdef Waiter waiter = Waiter()

@@ -1,10 +1,10 @@
 """The end of a shard that is told to stop with all others: at once, but for what its clients had sent.
 
 Those that have closed, or are over their publish_limits, are heard out first (`shards.clients.hearing`). Nobody is
-closed before all shards have done so, which they note on the shared page, and what they sent each other is carried out:
-the messages may be for clients of any. Who waits in the queues of the ports is accepted before the router refuses
-connections, and nobody is closed before it does. And clients that just take what they are sent may go on with it. All
-that within HEAR_OUT_S. Called by the worker.
+closed before all shards have done so, and all that caused has arrived, as the fence says (`broker.fence`): messages may
+be for clients of any shard. They note it on the shared page. Who waits in the queues of the ports is accepted before
+the router refuses connections, and nobody is closed before it does. And clients that just take what they are sent may
+go on with it. All that within HEAR_OUT_S. Called by the worker.
 """
 
 from __future__ import annotations
@@ -24,6 +24,17 @@ if TYPE_CHECKING:
 LOOK_AGAIN_S = 0.01
 # Longer than the router takes to have connections refused (REFUSE_AFTER_S of router.supervision.supervisor).
 REFUSED_WITHIN_S = 0.15
+
+
+class Arrival:
+    """Of what a shard's clients had sent so far."""
+
+    def __init__(self) -> None:
+        self.is_over = False
+
+    def note(self) -> None:
+        """It has come to whoever is to get it."""
+        self.is_over = True
 
 
 class Stopping:
@@ -48,6 +59,7 @@ class Stopping:
         self._until_s = loop.time() + HEAR_OUT_S
         self._refused_by_s = loop.time() + REFUSED_WITHIN_S
         self._pending_bytes: int | None = None
+        self._arrival: Arrival | None = None  # None: clients are heard
         shard.accept_waiting()
         self._look()
 
@@ -64,11 +76,19 @@ class Stopping:
         return not self._shard.is_listening or self._loop.time() >= self._refused_by_s
 
     def _are_heard(self) -> bool:
+        """Whether what its clients had sent has come to whoever is to get it."""
         sessions = self._clients.open.values()
-        return len(self._clients.hear_out(list(sessions))) == len(sessions) and not self._links.has_unsent
+        if len(self._clients.hear_out(list(sessions))) < len(sessions):
+            self._arrival = None
+            return False
+        if self._arrival is None:
+            self._arrival = Arrival()
+            self._shard.fence.call_when_known(self._arrival.note)
+            self._shard.reactor.finish()
+        return self._arrival.is_over
 
     def _have_siblings_ended(self) -> bool:
-        """Whether they have nothing more for this shard's clients."""
+        """Whether they have nothing more for this shard's clients: also of what is said since they have noted so."""
         self._page.note_heard_out(self._number, True)
         return all(map(self._page.is_heard_out, self._links.siblings)) and not self._links.has_unread
 

@@ -108,6 +108,8 @@ SITUATIONS = {
     "… and somebody connects to it": "late connection",
     "… and is killed": "kill of a shard that leaves",
     "shard killed, and back": "kill",
+    "all shards stop": "stop",
+    "… with messages on their way between them": "stop with messages on their way",
     "message to another member of a cluster": "message to a route",
     "message from another member": "message from a route",
     "message to a leaf node": "message to a leaf",

@@ -322,6 +322,8 @@ SINGLED = (
 SHARE_SINGLED = 0.15
 # A long history: the steps of several schedules, with everything that fits together, in which clients keep coming.
 # They are not among those that drawn() draws: see drawn_lasting().
+STOPS = "stops"
+SHARE_STOPS = 0.3
 LASTING = "lasting"
 LASTING_WORDS = "servers", "accounts", "reloads", "queues"
 LASTING_STEPS = 500
@@ -337,7 +339,7 @@ PATTERN_STEPS = (
 # Words of worlds that the counts by kind do not tell apart.
 APART = (
     *(ANEW, BOUNDS, BRIEF, BY_ACCOUNT, DIRECT, EAGER, GRADUAL, GROWS, LASTING, LIMITED, LOCAL),
-    *(MODEST, NO_ECHO, PARTIAL, POOLED, RESET, SPREAD, TRACED, UPWARD, VERBOSE),
+    *(MODEST, NO_ECHO, PARTIAL, POOLED, RESET, SPREAD, STOPS, TRACED, UPWARD, VERBOSE),
 )
 MOST_STEPS = 300
 # Faults: most schedules have only some of them, or none.
@@ -470,6 +472,8 @@ def drawn(seed: int) -> Schedule:
     if schedule.has(RESET):
         rng = random.Random(f"reset patterns {seed}")
         schedule = replace(schedule, steps=with_some(rng, schedule.steps, list(RESET_PATTERNS)))
+    if not (schedule.has("slow") or schedule.has("servers")):
+        schedule = with_own_steps(seed, schedule, STOPS, SHARE_STOPS, ())
     return schedule
 
 

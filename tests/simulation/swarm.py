@@ -132,7 +132,7 @@ class End(Pipe):
 
     process: Process
     other: End
-    opened = unread_bytes = 0
+    opened = 0
 
     def __init__(self, process: Process) -> None:
         self.process = process
@@ -143,6 +143,13 @@ class End(Pipe):
 
     def kick(self, _reason: CloseReason) -> None:
         self.process.loop.call_soon(self.end)
+
+    @property
+    def unread_bytes(self) -> int:
+        """What the other end has sent and is not carried out here: it is on its way, or waits here."""
+        if self.socket is None or self.other.socket is None or self.is_cut:
+            return 0
+        return len(self.other.socket.sent) - self.other.carried + self.socket.unread_bytes
 
     def drain(self) -> None:
         """What has been sent to this end is in its socket."""

@@ -52,12 +52,14 @@ from tests.simulation.schedule import (
     NO_ECHO,
     PARTIAL,
     RESET,
+    STOPS,
     TRACED,
     VERBOSE,
     Schedule,
     Step,
 )
 from tests.simulation.servers import Door, Server, Servers
+from tests.simulation.stops import Stop
 from tests.simulation.swarm import ALL, End, Process, Swarm
 from tests.simulation.tenants import LATE_ACCOUNT, RIGHTS, Tenants, View, matches, may_publish, may_subscribe
 from tests.simulation.traces import Traces, header_of, lines_of
@@ -2379,6 +2381,8 @@ class World:
             self.traces.check(message, self.subscriptions)
             self.seen["trace in another account"] = self.traces.n_across
             self.seen["several documents"] += len(self.traces.documents.get(message.number, ())) > 1
+        if self.schedule.has(STOPS):
+            Stop(self).run()
         for process in self.swarm.alive:
             self.count(process)
         self.seen.update(self.swarm.seen)
