@@ -194,6 +194,11 @@ def _run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         for scenario in read_scenarios(options.scenarios):
             print(f"{scenario.name:22} {scenario.title}")
         return 0
+    if not (options.what or options.scenario or options.compare):
+        if any(value != parser.get_default(name) for name, value in vars(options).items()):
+            raise ValueError(f"name a kind of work ({', '.join(WORK)}), --scenario or --compare")
+        parser.print_help()
+        return 2
     scenarios = _scenarios(options)
     if not 1 <= options.processes <= 64 or not 1 <= (options.repeat or 1) <= 1000 or not 0 < options.scale <= 1000:
         raise ValueError("--processes: 1 to 64; --repeat: 1 to 1000; --scale: more than 0")
@@ -205,9 +210,6 @@ def _run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         return _compare(options, scenarios)
     if options.reference or options.out:
         raise ValueError("--reference and --out have an effect with --compare alone")
-    if not options.what and not options.scenario:
-        parser.print_help()
-        return 2
     return _measure(options, scenarios)
 
 
@@ -226,6 +228,8 @@ def _scenarios(options: argparse.Namespace) -> list[Scenario]:
         scenario = _changed(WORK[options.what][0], given)
         if options.what == "pairs":
             pairs = options.publishers or options.subscribers or scenario.groups
+            if options.subscribers not in (None, pairs):
+                raise ValueError(f"pairs: as many subscribers as publishers, not {options.subscribers} and {pairs}")
             scenario = replace(scenario, publishers=pairs, subscribers=pairs, groups=pairs)
         effects.check([*given, *others], [scenario], WORK, options.what)
         if options.messages is not None and options.seconds is None:

@@ -652,9 +652,9 @@ def test_it_does_not_end_with_the_thread_that_started_it():
 
 def test_what_a_stranger_says_of_its_start_does_not_count(monkeypatch: pytest.MonkeyPatch):
     """The name of the socket for such words is in /proc/net/unix, and every user may send to it."""
-    start = subprocess.Popen
+    start: Any = subprocess.Popen
 
-    def overtaken(*args: Any, env: dict[str, str], **rest: Any) -> subprocess.Popen[bytes]:
+    def overtaken(*args: Any, env: dict[str, str], **rest: Any) -> Any:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as stranger:
             stranger.sendto(b"READY=1", "\0" + env["NOTIFY_SOCKET"].removeprefix("@"))
         return start(*args, env=env, **rest)

@@ -417,7 +417,7 @@ def run(url: str, *, sort: str = "cid", interval_s: float = 1.0, looks: int = 0)
         _log_in(pages)
         before: Look | None = None
         shows_subjects = False
-        is_screen = console.is_terminal
+        is_screen = console.is_terminal and not console.is_dumb_terminal
         with _single_keys() as has_keys, _drawing(console, is_screen) as draw:
             shown = 0
             while True:
@@ -447,7 +447,7 @@ def run(url: str, *, sort: str = "cid", interval_s: float = 1.0, looks: int = 0)
 
 @contextlib.contextmanager
 def _drawing(console: Console, is_screen: bool) -> Iterator[Any]:
-    """Draw on the full screen of a terminal; elsewhere print one screen below the other."""
+    """Draw on the full screen of a terminal; elsewhere, also where TERM=dumb, print one screen below the other."""
     if not is_screen:
         yield console.print
         return

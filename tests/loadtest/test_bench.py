@@ -357,6 +357,8 @@ def test_an_option_changes_those_scenarios_that_it_has_an_effect_on():
     ("words", "why"),
     [
         ("nonsense", "no kind of work"),
+        ("-P 1 -S 1 -t 2", "name a kind of work (pub, sub, pubsub, pairs, queue,"),
+        ("pairs -P 2 -S 3", "pairs: as many subscribers as publishers, not 3 and 2"),
         ("pub --size huge", "is no size"),
         ("pub --size 100M", "payload: 0 to"),
         ("pub -P 0", "neither a publisher nor a subscriber"),

@@ -6,8 +6,11 @@ import base64
 import contextlib
 import getpass
 import json
+import os
+import pty
 import re
 import socketserver
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -191,6 +194,33 @@ def test_who_is_at_a_terminal_is_asked_for_a_password(guarded: str, monkeypatch:
     pages = top.PagesClient(guarded)
     top._log_in(pages)
     assert len(asked) == 2 and pages.get("varz") is not None
+
+
+@pytest.mark.parametrize("term", ["dumb", "xterm"])
+def test_a_terminal_without_a_screen_is_printed_to(guarded: str, term: str) -> None:
+    """As a shell in Emacs is one."""
+    controlling, terminal = pty.openpty()
+    os.set_blocking(controlling, False)
+    try:
+        code = subprocess.run(
+            [
+                sys.executable,
+                "-P",
+                "-c",
+                f"from gnatswarm.router.commands import top; top.run('ann:s%3Aecret@{guarded}', looks=1)",
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=terminal,
+            timeout=60,
+            env={**os.environ, "TERM": term},
+        ).returncode
+        shown = os.read(controlling, 65536)
+    finally:
+        os.close(controlling)
+        os.close(terminal)
+    assert code == 0
+    assert b"0 connections" in shown
+    assert (b"\x1b[?1049h" in shown) == (term == "xterm")
 
 
 def test_who_has_given_a_user_has_only_the_password_to_type(guarded: str, monkeypatch: pytest.MonkeyPatch) -> None:
