@@ -26,7 +26,7 @@ LOCUSTFILE = Path(__file__).resolve().parents[2] / "loadtest" / "locustfile.py"
 PROMPT = Path(__file__).parent / "prompt.py"
 LOCUST = [sys.executable, "-P", "-m", "locust", "-f", f"{LOCUSTFILE},{PROMPT}", "--headless", "-r", "100"]
 # With one pipe for all that it says. gevent makes its own descriptors anew, before others have their numbers.
-PROGRAM = "import gevent, os; gevent.reinit(); gevent.sleep(0.001); os.dup2(2, 1); from locust.main import main; main()"
+PROGRAM = "import gevent, os; gevent.reinit(); gevent.idle(); os.dup2(2, 1); from locust.main import main; main()"
 
 
 @dataclass
