@@ -29,6 +29,7 @@ CO_COROUTINE = 0x80  # as of inspect
 LATE = (
     *("tokenize", "textwrap", "locale", "hashlib", "ipaddress", "msgspec.inspect"),
     *("string", "uuid", "decimal", "dataclasses", "json"),
+    "importlib.metadata",  # by websockets, which calls it before a release; with it come email, csv, zipfile, tempfile
 )
 ASYNCIO_LATE = ("asyncio.sslproto", "asyncio.staggered")
 
@@ -80,6 +81,9 @@ def late(name: str, present: Mapping[str, object] | None = None) -> None:
         module.__path__ = spec.submodule_search_locations
     module.__dict__.update(present or {})
     sys.modules[name] = module
+    package, _, own = name.rpartition(".")
+    if package in sys.modules:
+        vars(sys.modules[package]).setdefault(own, module)  # as an import would have done
 
 
 def import_loop(*, tls: bool) -> None:
@@ -153,6 +157,7 @@ def _classes(*names: str, base: type = object) -> dict[str, object]:
 
 
 def _set_late() -> None:
+    late("importlib", {"__import__": __import__})
     late("inspect", {"isgenerator": _is_generator, "iscoroutinefunction": _is_coroutine_function})
     late("hmac", _names("_operator", {"_compare_digest": "compare_digest"}))
     late("platform", {"system": _system, "python_implementation": _python_implementation})

@@ -219,6 +219,23 @@ def test_who_took_a_class_of_a_late_module_goes_on_and_others_get_the_real_one()
     ]
 
 
+def test_a_shard_with_websockets_reads_nothing_that_they_never_call_and_others_have_it() -> None:
+    said = run(
+        "import sys\n"
+        "from gnatswarm import keeper\n"
+        "keeper._share(); keeper._prepare()\n"
+        "from gnatswarm.shards.lean_imports import is_late\n"
+        "import gnatswarm.shards.sockets.frames, gnatswarm.shards.sockets.dialled_frames\n"
+        "print(is_late('importlib.metadata'), *{'csv', 'email.message', 'tempfile', 'zipfile'} & set(sys.modules))\n"
+        "import importlib\n"
+        "print(is_late('importlib'), importlib.__import__('sys') is sys)\n"
+        "print(importlib.metadata.version('websockets').split('.')[0].isdigit(), is_late('importlib.metadata'))\n"
+        "from importlib import resources, util\n"
+        "print(importlib.import_module('csv').__name__, importlib.util is util, importlib.resources is resources)\n"
+    )
+    assert said.splitlines() == ["True", "True True", "True False", "csv True True"]
+
+
 def test_digests_are_compared_before_openssl_is_read() -> None:
     said = run(
         "from gnatswarm.shards import lean_imports\n"
