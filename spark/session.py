@@ -190,6 +190,9 @@ def new_session(
         "spark.ui.retainedJobs": "10",
         "spark.ui.retainedStages": "10",
         "spark.sql.session.timeZone": "UTC",
+        # Else PySpark says with each call that makes a column where that was called, which is some calls of Java more.
+        # It is for texts in errors, of which reason() leaves nothing.
+        "spark.python.sql.dataFrameDebugging.enabled": "false",
         # A batch has few dates: with a writer for each, Spark need not sort the rows first.
         "spark.sql.maxConcurrentOutputFileWriters": "16",
         # Rows are wide: with the default of 10,000 the arrays of a column batch take megabytes, too much for 1 GB.

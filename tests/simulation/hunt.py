@@ -111,9 +111,11 @@ def hunt(first: int, step: int, seconds: float, most: int, *, lasting: bool = Fa
 def collecting_seldom() -> Iterator[Callable[[], None]]:
     """Garbage is collected once in some schedules, by a call of what this yields.
 
-    Worlds are full of cycles, and a collector that runs by itself goes through them again and again.
+    Worlds are full of cycles, and a collector that runs by itself goes through them again and again. What was frozen
+    before, as a test run's tests are, stays so.
     """
     n = 0
+    before = gc.get_freeze_count()
 
     def collect() -> None:
         nonlocal n
@@ -128,4 +130,5 @@ def collecting_seldom() -> Iterator[Callable[[], None]]:
         yield collect
     finally:
         gc.enable()
-        gc.unfreeze()
+        if not before:
+            gc.unfreeze()

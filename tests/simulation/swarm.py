@@ -942,7 +942,7 @@ class Swarm:
     def tell(self, which: int) -> bool:
         """Deliver one control message; False: none is on its way."""
         busy: list[tuple[Process, deque[Any]]] = []
-        for _, one in sorted(self.processes.items()):
+        for _, one in sorted((number, one) for number, one in self.processes.items() if one.inbox or one.outbox):
             if one.inbox:
                 busy.append((one, one.inbox))
             if one.outbox and self.has_router:
@@ -1168,8 +1168,12 @@ class Swarm:
     def serve_all(self) -> None:
         """Everybody goes on who rests."""
         if self.is_brief or self.is_gradual:
-            while sum(one.serve_others() for one in self.alive):
-                pass
+            is_busy = True
+            while is_busy:
+                is_busy = False
+                for one in self.alive:
+                    if one.loop.is_resting:  # (hardly ever)
+                        is_busy |= one.serve_others()
 
     def note(self, lines: list[bytes], end: End) -> None:
         """Frames of this end are read at the other one."""

@@ -78,15 +78,16 @@ async def wait_readable(clients: Sequence[Client]) -> None:
         if not readable.done():
             readable.set_result(None)
 
-    sockets = [client.sock for client in clients if not client.is_ended]
-    assert sockets, "every connection has ended; nothing will ever be readable"
-    for sock in sockets:
-        loop.add_reader(sock, on_readable)
+    # Numbers: of a socket asyncio would write down, each time, what it is and from where to where it leads.
+    descriptors = [client.sock.fileno() for client in clients if not client.is_ended]
+    assert descriptors, "every connection has ended; nothing will ever be readable"
+    for descriptor in descriptors:
+        loop.add_reader(descriptor, on_readable)
     try:
         await readable
     finally:
-        for sock in sockets:
-            loop.remove_reader(sock)
+        for descriptor in descriptors:
+            loop.remove_reader(descriptor)
 
 
 @dataclass
@@ -239,6 +240,8 @@ class Client:
 
     async def _wait(self, is_there: Callable[[bytearray], bool], what: str, deadline_s: float | None) -> None:
         """Read until `is_there(buffer)`."""
+        if is_there(self._buffer):
+            return
         allowed_s = deadline_s or self.deadline_s
         try:
             async with asyncio.timeout(allowed_s):
