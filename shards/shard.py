@@ -176,14 +176,18 @@ class Shard:
         self._forget_at_s = math.inf  # _forget_accounts()
         self._named: set[bytes] | None = None  # the configured accounts, while others are looked at again and again
 
-    def listen(self, fds: Iterable[int], websocket_fds: Iterable[int]) -> None:
-        """Accept clients from these listening sockets, and own them from now on."""
-        sockets = [(fd, self.clients.on_accept) for fd in fds]
-        sockets += [(fd, self.clients.on_accept_websocket) for fd in websocket_fds]
-        self._listening += [fd for fd, _ in sockets]
-        full_at = self._headroom.full_at
-        for fd, on_accept in sockets:
-            self._listeners.append(Listener(self.reactor, fd, on_accept, self._on_accept_error, full_at, self._on_full))
+    def listen(self, fds: Iterable[int], websocket_fds: Iterable[int], *, may_refuse: bool = False) -> None:
+        """Accept clients from these listening sockets, and own them from now on.
+
+        `may_refuse`: the first are nobody else's either, and end_listening() has them refuse connections.
+        """
+        sockets = [(fd, self.clients.on_accept, may_refuse) for fd in fds]
+        sockets += [(fd, self.clients.on_accept_websocket, True) for fd in websocket_fds]
+        for fd, on_accept, refuses in sockets:
+            self._listening.append(fd)
+            on_error, full_at = self._on_accept_error, self._headroom.full_at
+            listener = Listener(self.reactor, fd, on_accept, on_error, full_at, self._on_full, may_refuse=refuses)
+            self._listeners.append(listener)
 
     def take(self, fd: int, host: str, port: int) -> None:
         """Take over a client's connection that another process has accepted, and own it from now on."""
@@ -197,10 +201,12 @@ class Shard:
             listener.accept_waiting()
         self.reactor.finish()
 
-    @property
-    def is_listening(self) -> bool:
-        """Whether clients may still come."""
-        return any(listener.is_open for listener in self._listeners)
+    def end_listening(self) -> None:
+        """The broker ends: accept those that wait in the queues, and nobody any more."""
+        for listener in self._listeners:
+            listener.end()
+        self.stop_listening()
+        self.reactor.finish()
 
     def stop_listening(self) -> None:
         """Close our copies of the listening sockets too: the kernel completes connections while one is open."""

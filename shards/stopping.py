@@ -2,9 +2,9 @@
 
 Those that have closed, or are over their publish_limits, are heard out first (`shards.clients.hearing`). Nobody is
 closed before all shards have done so, and all that caused has arrived, as the fence says (`broker.fence`): messages may
-be for clients of any shard. They note it on the shared page. Who waits in the queues of the ports is accepted before
-the router refuses connections, and nobody is closed before it does. And clients that just take what they are sent may
-go on with it. All that within HEAR_OUT_S. Called by the worker.
+be for clients of any shard. They note it on the shared page. Who waits in the queues of the ports, or was accepted by
+the router, is heard, too: nobody is closed before no shard accepts any more, as who is closed would come back. And
+clients that just take what they are sent may go on with it. All that within HEAR_OUT_S. Called by the worker.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from gnatswarm.shards.shard import Shard
 
 LOOK_AGAIN_S = 0.01
-# Longer than the router takes to have connections refused (REFUSE_AFTER_S of router.supervision.supervisor).
-REFUSED_WITHIN_S = 0.15
 
 
 class Arrival:
@@ -38,7 +36,10 @@ class Arrival:
 
 
 class Stopping:
-    """One stop of shard `number`; `on_done` is called once, when its clients may be closed."""
+    """One stop of shard `number`; `on_done` is called once, when its clients may be closed.
+
+    `take_handed_over` takes those connections that the router has accepted: whether these are the last.
+    """
 
     def __init__(
         self,
@@ -47,6 +48,7 @@ class Stopping:
         shard: Shard,
         links: Links,
         page: Page,
+        take_handed_over: Callable[[], bool],
         on_done: Callable[[], None],
     ) -> None:
         self._loop = loop
@@ -55,25 +57,22 @@ class Stopping:
         self._clients = shard.clients
         self._links = links
         self._page = page
+        self._take_handed_over = take_handed_over
         self._on_done = on_done
         self._until_s = loop.time() + HEAR_OUT_S
-        self._refused_by_s = loop.time() + REFUSED_WITHIN_S
         self._pending_bytes: int | None = None
         self._arrival: Arrival | None = None  # None: clients are heard
-        shard.accept_waiting()
+        shard.end_listening()
         self._look()
 
     def _look(self) -> None:
-        is_over = self._is_refusing() and self._are_heard() and self._have_siblings_ended() and not self._are_taking()
+        have_all_come = self._take_handed_over()
+        is_over = have_all_come and self._are_heard() and self._have_siblings_ended() and not self._are_taking()
         if is_over or self._loop.time() >= self._until_s:
             self._page.note_heard_out(self._number, True)
             self._on_done()
         else:
             self._loop.call_later(LOOK_AGAIN_S, self._look)
-
-    def _is_refusing(self) -> bool:
-        """Whether nobody comes any more: the router has ended the ports, or cannot (they are a service manager's)."""
-        return not self._shard.is_listening or self._loop.time() >= self._refused_by_s
 
     def _are_heard(self) -> bool:
         """Whether what its clients had sent has come to whoever is to get it."""

@@ -195,8 +195,8 @@ class Worker:
             case control.LameDuck(grace_s, duration_s):
                 self._stay_for_tls(0.0)
                 self._leaves_at_s = self._leaves_at_s or self._loop.time() + grace_s + duration_s
-                self._shard.accept_waiting()
-                self._shard.stop_listening()
+                self._shard.end_listening()
+                self._take_handed_over()
                 self._leave(grace_s, duration_s, quiet_s=0.0)
             case control.ReopenLog():
                 self._reopen_log()
@@ -515,20 +515,32 @@ class Worker:
         self._waits_for_cluster = None
         if self._departure is not None or self._stopping is not None:
             return  # the broker ends already
-        self._shard.listen(self._boot.listener_fds, self._boot.websocket_fds)
+        boot = self._boot
+        self._shard.listen(boot.listener_fds, boot.websocket_fds, may_refuse=boot.may_refuse)
         if self._boot.handoff_fd >= 0:
             self._handoff = socket.socket(fileno=self._boot.handoff_fd)
-            self._loop.add_reader(self._handoff.fileno(), self._on_handoff)
+            self._loop.add_reader(self._handoff.fileno(), self._take_handed_over)
         self._is_ready = True
         self._channel.send(control.Ready())
 
-    def _on_handoff(self) -> None:
-        """Sockets that the router has accepted for us."""
-        assert self._handoff is not None
-        descriptors = handoff.receive_descriptors(self._handoff)
+    def _take_handed_over(self) -> bool:
+        """Take all connections that the router has accepted for us by now; whether it hands over no others."""
+        if self._handoff is None:
+            return True
+        while descriptors := handoff.receive_descriptors(self._handoff):
+            self._take(descriptors)
+        self._shard.reactor.finish()
         if descriptors is None:
+            self._end_handoff()
+        return descriptors is None
+
+    def _end_handoff(self) -> None:
+        if self._handoff is not None:
             self._loop.remove_reader(self._handoff.fileno())
-            return
+            self._handoff.close()
+            self._handoff = None
+
+    def _take(self, descriptors: list[int]) -> None:
         gone = lost = descriptors.count(handoff.NOT_RECEIVED)
         for fd in descriptors:
             if fd == handoff.NOT_RECEIVED:
@@ -548,7 +560,6 @@ class Worker:
         if lost and self._loop.time() >= self._say_full_at_s:
             logger.error("no descriptors left for connections that were handed over; they are closed")
             self._say_full_at_s = self._loop.time() + SAY_FULL_S
-        self._shard.reactor.finish()
 
     def _configure_logs(self, options: Logging) -> None:
         assert self._boot is not None
@@ -593,7 +604,7 @@ class Worker:
                 quiet_s=quiet_s,
                 on_done=self._on_departed,
                 mover=self._mover(to),
-                is_awaited=self._is_awaited if to is not None else lambda: False,
+                is_awaited=self._is_awaited if to is not None else lambda: self._handoff is not None,
             )
             if self._host is not None:
                 self._host.is_leaving = True
@@ -630,7 +641,9 @@ class Worker:
     def _stop(self) -> None:
         if self._stopping is None:
             assert self._boot is not None
-            self._stopping = Stopping(self._loop, self._boot.shard, self._shard, self._links, self._page, self._end)
+            self._stopping = Stopping(
+                self._loop, self._boot.shard, self._shard, self._links, self._page, self._take_handed_over, self._end
+            )
 
     def _end(self) -> None:
         """Close everybody."""
@@ -678,9 +691,7 @@ class Worker:
             self._recorder.close()
             self._recorder = None
         self._links.on_linked_shards([])
-        if self._handoff is not None:
-            self._loop.remove_reader(self._handoff.fileno())
-            self._handoff.close()
+        self._end_handoff()
         self._shard.close()
         self._is_relay = True
         assert self._incoming is not None

@@ -9,12 +9,14 @@ queue go to other shards. When no shard accepts, connections wait in the listene
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
 import os
 import socket
 from collections.abc import Callable, Mapping
 
+from gnatswarm.router.listening.listeners import BACKLOG
 from gnatswarm.router.listening.placement import Candidate, place
 from gnatswarm.shards.boundary.handoff import (
     NOT_RECEIVED,
@@ -48,12 +50,19 @@ class Lane:
 
 
 class Handoff:
-    """Accepts on one listener and places the connections. `accepting()` returns the shards that take some now."""
+    """Accepts on one listener and places the connections. `accepting()` returns the shards that take some now.
 
-    def __init__(self, listener: socket.socket, page: Page, accepting: Callable[[], list[int]]) -> None:
+    `may_refuse`: the listener is no service manager's, and end() has it refuse connections.
+    """
+
+    def __init__(
+        self, listener: socket.socket, page: Page, accepting: Callable[[], list[int]], *, may_refuse: bool = False
+    ) -> None:
         self._listener = listener
         self._page = page
         self._accepting = accepting
+        self._may_refuse = may_refuse
+        self._last: list[int] | None = None  # the shards that take the last ones; None: it has not ended
         self._lanes: dict[int, Lane] = {}
         self._homeless: list[int] = []  # accepted or taken back, and not placed yet
         self._given = 0
@@ -109,6 +118,27 @@ class Handoff:
             self._homeless += [descriptor for descriptor in descriptors if descriptor != NOT_RECEIVED]
         lane.sent = 0
         lane.accepted_before = self._page.snapshot(shard)["accepted_sockets"]
+        if self._last is not None and shard in self._last:
+            self._last.remove(shard)
+            self.shards_changed()
+
+    def end(self) -> None:
+        """The broker ends: accept those that wait, and nobody any more. It closes when all are in a queue.
+
+        Shards that accept now read theirs to the end.
+        """
+        if self._loop is None:
+            self.close()
+            return
+        self._last = self._accepting()
+        for _ in range(BACKLOG // SOCKETS_PER_PACKET):
+            if not self._last or not self._accept_some():
+                break
+            self._place_homeless()
+        if self._may_refuse:
+            with contextlib.suppress(OSError):  # other kernels than Linux's may refuse that
+                self._listener.shutdown(socket.SHUT_RDWR)
+        self.shards_changed()
 
     def close(self) -> None:
         """Stop accepting; close the sockets that are still here, which disconnects their clients."""
@@ -122,25 +152,35 @@ class Handoff:
             os.close(descriptor)
         self._homeless.clear()
         for lane in self._lanes.values():
+            if self._last is not None:  # (else another router may go on with it)
+                lane.router_end.shutdown(socket.SHUT_WR)  # the shard sees its end, though the keeper has a copy
             lane.close()
         self._lanes.clear()
 
     def _read_or_wait(self) -> None:
         loop = self._loop
         assert loop is not None
-        wanted = not self._homeless and self._retry is None and bool(self._accepting())
+        wanted = not self._homeless and self._retry is None and self._last is None and bool(self._accepting())
         if wanted and not self._is_reading:
             loop.add_reader(self._listener.fileno(), self._on_readable)
         elif self._is_reading and not wanted:
             loop.remove_reader(self._listener.fileno())
         self._is_reading = wanted
+        if self._last is not None and not (self._last and self._homeless):
+            self.close()
 
     def _on_readable(self) -> None:
+        self._accept_some()
+        self._place_homeless()
+        self._read_or_wait()
+
+    def _accept_some(self) -> bool:
+        """At most as many as one packet has; whether there may be more."""
         for _ in range(SOCKETS_PER_PACKET):
             try:
                 accepted, _address = self._listener.accept()
             except (BlockingIOError, InterruptedError):
-                break
+                return False
             except ConnectionAbortedError:
                 continue
             except OSError as error:
@@ -148,15 +188,14 @@ class Handoff:
                     raise
                 log.warning("Cannot accept connections: %s; trying again", error.strerror)
                 self._wait(DESCRIPTOR_RETRY_S)
-                break
+                return False
             self._homeless.append(accepted.detach())
-        self._place_homeless()
-        self._read_or_wait()
+        return True
 
     def _place_homeless(self) -> None:
         """Send the sockets that wait here in as few packets as possible; those for which queues are full stay."""
         candidates = []
-        for shard in self._accepting():
+        for shard in self._accepting() if self._last is None else self._last:
             lane = self._lanes.get(shard)
             if lane is not None:
                 slot = self._page.snapshot(shard)

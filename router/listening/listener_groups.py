@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from gnatswarm.broker.options import Options
 from gnatswarm.router.listening.inherited import Inherited, InheritedListeners
@@ -121,11 +121,16 @@ class ListenerGroups:
         if self.websocket and not self._websocket_steering.works:
             self.websocket.shrink_to(shards)
 
-    def refuse(self) -> None:
-        """Have new connections refused from now on: a client that a shard closes must not come to the next one."""
-        for group in (self.clients, self.websocket, *self.servers.values()):
-            if group is not None:
-                group.refuse()
+    def refuse(self, *, but: Collection[int] = ()) -> None:
+        """Have new connections refused from now on: a client that a shard closes must not come to the next one.
+
+        `but`: not those of these shards, which refuse them when they have accepted who waits. A second call follows.
+        """
+        self.clients.refuse(but=() if self._is_handoff else but)
+        if self.websocket:
+            self.websocket.refuse(but=but)
+        for group in self.servers.values():
+            group.refuse()
 
     def close(self) -> None:
         """Close all listeners; shards still hold copies until they exit."""

@@ -16,6 +16,7 @@ import time
 TYPE_CHECKING = False  # type checkers take it as true; importing `typing` would slow the start
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Collection
 
     from gnatswarm.broker.options import Options
 else:
@@ -45,6 +46,8 @@ def address_text(host: str, port: int) -> str:
 class ListeningSockets:
     """Listening sockets on one address; index k is shard k's, for as long as the router lives."""
 
+    may_refuse = False  # they are ours alone, and may be shut down
+
     def __init__(self, host: str, port: int) -> None:
         self.host = host
         self.port = port
@@ -64,9 +67,13 @@ class ListeningSockets:
         while len(self.sockets) > count:
             self.sockets.pop().close()
 
-    def refuse(self) -> None:
-        """Have new connections refused, where the sockets are ours alone to end; then close our copies."""
-        self.close()
+    def refuse(self, *, but: Collection[int] = ()) -> None:
+        """Have new connections refused, where the sockets are ours alone to end, and close our copies.
+
+        `but`: not those of these shards, which refuse connections themselves; a second call follows.
+        """
+        if not but:
+            self.close()
 
     def close(self) -> None:
         """Close our copies. Whoever holds another copy (a shard, a service manager) keeps the port busy."""
@@ -81,6 +88,8 @@ class Listeners(ListeningSockets):
     `early`: it has to be available at once, and `socket` need not be imported: adopt() is for later. `set_by`: the
     options that set host and port, for the error.
     """
+
+    may_refuse = True
 
     def __init__(
         self,
@@ -140,14 +149,15 @@ class Listeners(ListeningSockets):
                 self.sockets[number] = adopted(sock)
                 self.sockets[number].setblocking(False)
 
-    def refuse(self) -> None:
+    def refuse(self, *, but: Collection[int] = ()) -> None:
         """Refuse new connections at once, although shards have copies; those that wait in the queues are reset."""
         import contextlib  # here: little is imported before the port is open
 
-        for sock in self.sockets:
-            with contextlib.suppress(OSError):  # other kernels than Linux's may refuse that
-                sock.shutdown(socket.SHUT_RDWR)
-        self.close()
+        for number, sock in enumerate(self.sockets):
+            if number not in but:
+                with contextlib.suppress(OSError):  # other kernels than Linux's may refuse that
+                    sock.shutdown(socket.SHUT_RDWR)
+        super().refuse(but=but)
 
     def _first(self, deadline: float) -> socket.socket:
         """A listener on a port on which nobody else listens. OSError where somebody still does after `deadline`."""

@@ -106,6 +106,11 @@ class ShardState(msgspec.Struct, frozen=True):
         return "is to leave" if not self.is_wanted else "has no link to some other shard"
 
     @property
+    def is_listening(self) -> bool:
+        """Whether it accepts who comes, whether or not anybody is steered to it."""
+        return self.phase in (Phase.READY, Phase.DRAINING) and not self.has_drained
+
+    @property
     def is_linked(self) -> bool:
         """Whether its siblings should hold a link to it."""
         return self.phase in (Phase.LINKED, Phase.READY, Phase.DRAINING)

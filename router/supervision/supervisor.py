@@ -36,8 +36,8 @@ log = logging.getLogger("gnatswarm.router")
 SHARD_COMMAND = "_shard"
 
 TICK_S = 0.25
-# Shards that stop accept who waits in the queues within this, and wait for somewhat longer (`shards.stopping`).
-REFUSE_AFTER_S = 0.03
+# Shards that stop have accepted who waits by then, or are hung. Others wait for these for longer (`shards.stopping`).
+REFUSE_ALL_AFTER_S = 0.5
 # A tick that comes this much too late means that this process did not run.
 LATE_S = 0.5
 # In lame duck mode, where the grace takes all of its time.
@@ -80,7 +80,8 @@ class Supervisor:
         if self._broker.is_handoff:
             from gnatswarm.router.listening.handoff import Handoff
 
-            self._handoff = Handoff(self._broker.listener_groups.clients.sockets[0], self._broker.page, self._accepting)
+            clients, page = self._broker.listener_groups.clients, self._broker.page
+            self._handoff = Handoff(clients.sockets[0], page, self._accepting, may_refuse=clients.may_refuse)
 
     def take_over(self, left: Left) -> None:
         """Take over the shards of a router that has died. Needs no event loop; the rest is done by supervise()."""
@@ -363,6 +364,7 @@ class Supervisor:
             port=self._broker.listener_groups.clients.port,
             listener_fds=[] if shard.is_gateway else self._broker.listener_groups.client_fds(number),
             websocket_fds=[] if shard.is_gateway else self._broker.listener_groups.websocket_fds(number),
+            may_refuse=self._broker.listener_groups.clients.may_refuse,
             handoff_fd=handoff_fd,
             page_fd=self._broker.page.fd,
             link_dir=self._broker.runtime_files.link_dir,
@@ -540,18 +542,17 @@ class Supervisor:
             self._stop_members()
 
     def _stop_members(self) -> None:
+        # No new connections, before any shard closes its clients: they would come back to another one. But those that
+        # wait in the queues are accepted first, by shards that accept.
         if self._handoff is not None:
-            self._handoff.close()
-            self._handoff = None
-        self._hold()
+            self._handoff.end()
+        accepting = [shard.number for shard in self._broker.shards if shard.state.is_listening]
         for shard in self._broker.members:
             self._deliver(shard, supervision.StopWanted())
-        # No new connections, before any shard closes its clients: they would come back to another one. But those that
-        # wait in the queues are accepted first.
-        if self._loop is None:
-            self._broker.listener_groups.refuse()
-        else:
-            self._loop.call_later(REFUSE_AFTER_S, self._broker.listener_groups.refuse)
+        self._broker.listener_groups.refuse(but=accepting)
+        if self._loop is not None and accepting:
+            self._loop.call_later(REFUSE_ALL_AFTER_S, self._broker.listener_groups.refuse)
+        self._hold()
         self._publish()
 
     def become_lame_duck(self) -> None:
@@ -570,8 +571,7 @@ class Supervisor:
     def _dismiss_members(self) -> None:
         """Refuse new connections, and have every shard leave."""
         if self._handoff is not None:
-            self._handoff.close()
-            self._handoff = None
+            self._handoff.end()
         self._broker.listener_groups.close()
         self._hold()
         self._dismiss()

@@ -19,7 +19,7 @@ from gnatswarm.shards.boundary.rows import Query
 
 # Increased with every change of a message. Router and shards come from one installation; versions differ when that was
 # upgraded under a running broker. The shard then reports it and does not start.
-CONTROL_VERSION = 33
+CONTROL_VERSION = 34
 
 # The process that is connected to other servers has this number among the shards.
 GATEWAY_NUMBER = 63
@@ -98,6 +98,7 @@ class Boot(ControlMessage, frozen=True):
     port: int  # bound port, never -1 or 0
     listener_fds: list[int]  # listening already, shared with the router; empty in accept mode "handoff"
     websocket_fds: list[int]  # likewise, for WebSocket clients; empty without a WebSocket port
+    may_refuse: bool  # listener_fds are no service manager's, so they may be shut down
     handoff_fd: int  # SOCK_SEQPACKET end on which accepted sockets arrive (shards.boundary.handoff); -1: none
     page_fd: int  # shards.boundary.page.Page.attach
     link_dir: str  # bind <link_dir>/<shard>.<boot_id>.sock here

@@ -14,4 +14,6 @@ cdef class Listener(Source):
     cdef object on_error
     cdef object on_full
     cdef int full_at
+    cdef bint may_refuse
+    cdef int accept_all(self) except -1
     cdef int set_events(self, uint32_t events) except -1

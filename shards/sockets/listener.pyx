@@ -14,7 +14,7 @@ from gnatswarm.shards.sockets.source cimport Source
 
 cdef extern from "<sys/socket.h>" nogil:
     enum:
-        SOCK_NONBLOCK, SOCK_CLOEXEC, AF_INET, AF_INET6, IPPROTO_TCP
+        SOCK_NONBLOCK, SOCK_CLOEXEC, AF_INET, AF_INET6, IPPROTO_TCP, SHUT_RDWR
     ctypedef unsigned socklen_t
     struct sockaddr:
         unsigned short sa_family
@@ -22,6 +22,7 @@ cdef extern from "<sys/socket.h>" nogil:
         unsigned short ss_family
     int accept4(int fd, sockaddr *address, socklen_t *size, int flags)
     int setsockopt(int fd, int level, int name, const void *value, socklen_t size)
+    int shutdown(int fd, int how)
 
 cdef extern from "<netinet/in.h>" nogil:
     struct in_addr:
@@ -57,16 +58,17 @@ cdef class Listener(Source):
 
     Calls `on_accept(fd, address, port)` for every new connection; the callee owns its descriptor. `on_error(errno)`:
     accepting has failed and is paused; resume() tries again. `on_full()`: a connection got a descriptor that is
-    `full_at` or higher.
+    `full_at` or higher. `may_refuse`: the socket is nobody else's, so end() may have the kernel refuse connections.
     """
 
     def __init__(self, Reactor reactor not None, int fd, on_accept not None, on_error not None, int full_at=NEVER,
-                 on_full=None):
+                 on_full=None, *, bint may_refuse=False):
         self.reactor = reactor
         self.on_accept = on_accept
         self.on_error = on_error
         self.on_full = on_full
         self.full_at = full_at
+        self.may_refuse = may_refuse
         reactor.add(self, fd, EPOLLIN)
 
     cdef int on_event(self, uint32_t events) except -1:
@@ -124,23 +126,35 @@ cdef class Listener(Source):
     def resume(self):
         self.set_events(EPOLLIN)
 
-    @property
-    def is_open(self) -> bool:
-        """False: it is closed, by us or by the router, which refuses connections."""
-        return self.fd >= 0
-
     def accept_waiting(self):
         """Accept those that wait in the queue, before its last descriptor is closed, which resets them."""
         cdef bint has_begun = self.reactor.begin_calls()
         try:
-            for _ in range(MOST_WAITING // MOST_ACCEPTS):
-                self.reactor.round.has_accepted = False
-                if self.fd >= 0:
-                    self.on_event(EPOLLIN)
-                if not self.reactor.round.has_accepted:
-                    return
+            self.accept_all()
         finally:
             self.reactor.end_calls(has_begun)
+
+    def end(self):
+        """Accept those that wait in the queue, and close it; where it may, others are refused from then on, although
+        other processes have it open. Nothing happens in between: it would reset who came meanwhile."""
+        cdef bint has_begun = self.reactor.begin_calls()
+        try:
+            self.accept_all()
+            if self.may_refuse and self.fd >= 0:
+                shutdown(self.fd, SHUT_RDWR)
+            self.close()
+        finally:
+            self.reactor.end_calls(has_begun)
+
+    cdef int accept_all(self) except -1:
+        cdef int _i
+        for _i in range(MOST_WAITING // MOST_ACCEPTS):
+            self.reactor.round.has_accepted = False
+            if self.fd >= 0:
+                self.on_event(EPOLLIN)
+            if not self.reactor.round.has_accepted:
+                break
+        return 0
 
     def close(self):
         """Remove the socket from the reactor; does not close the descriptor."""

@@ -14,7 +14,7 @@ from collections import Counter
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -26,6 +26,9 @@ from gnatswarm.router.supervision.supervisor import TICK_S, Supervisor
 from gnatswarm.shards.boundary.control import HasHeadroom, LameDuck, Stop
 from tests.router.routers import DEADLINE_S, Dialled, Router, dial, option_tree, pause, wait_until
 from tests.support.servers import wait_pids_gone
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 def shards_of(clients: list[Dialled]) -> Counter[int]:
@@ -545,7 +548,8 @@ def test_founders_that_could_not_be_forked_and_were_requested_again_are_waited_f
 
 def test_a_second_stop_kills_what_has_not_stopped() -> None:
     said: list[object] = []
-    refused: list[bool] = []
+    refused: list[Sequence[int]] = []
+    later: list[Any] = []
     shard = SupervisedShard(0, is_founder=True)
     shard.state = ShardState(phase=Phase.READY)
     process: Any = SimpleNamespace(boot_id="b", send=said.append, kill=lambda: said.append("kill"))
@@ -556,7 +560,7 @@ def test_a_second_stop_kills_what_has_not_stopped() -> None:
         relays=[],
         keeper=None,
         gateway=None,
-        listener_groups=SimpleNamespace(close=lambda: None, refuse=lambda: refused.append(True)),
+        listener_groups=SimpleNamespace(close=lambda: None, refuse=lambda but=(): refused.append(but)),
         is_serving=False,
         is_leaving=False,
         page=SimpleNamespace(connections=0),
@@ -566,8 +570,13 @@ def test_a_second_stop_kills_what_has_not_stopped() -> None:
     audience: Any = SimpleNamespace(on_stopping=lambda: None)
     notifier: Any = SimpleNamespace(observe=lambda *_states, **_named: None)
     supervisor = Supervisor(broker, notifier=notifier, audience=audience)
+    supervisor._loop = SimpleNamespace(call_later=lambda delay_s, then: later.append(then))  # type: ignore[assignment]
     supervisor.stop(1)
-    assert Stop() in said and "kill" not in said and refused
+    assert Stop() in said and "kill" not in said
+    assert refused == [[0]]  # (the others: it accepts those that wait in its queue, and refuses those that come then)
+    [then] = later  # … unless it is hung
+    then()
+    assert refused == [[0], ()]
     supervisor.stop(1)
     assert said[-1] == "kill"
 
@@ -764,7 +773,7 @@ def test_shards_are_told_to_end_although_somebody_else_could_not_be_told(what: s
     broker = a_broker_of(shard, [])
     closed: list[str] = []
     broker.listener_groups = SimpleNamespace(
-        refuse=lambda: closed.append("refused"), close=lambda: closed.append("closed"), steer=lambda numbers: None
+        refuse=lambda but: closed.append("refused"), close=lambda: closed.append("closed"), steer=lambda numbers: None
     )
     broker.hold, broker.options = lambda more: None, Options()
     notifier: Any = SimpleNamespace(observe=lambda *_states, **_named: None)

@@ -10,7 +10,7 @@ import pytest
 
 from gnatswarm.shards.boundary.page import Page
 from gnatswarm.shards.clients.hearing import HEAR_OUT_S
-from gnatswarm.shards.stopping import LOOK_AGAIN_S, REFUSED_WITHIN_S, Stopping
+from gnatswarm.shards.stopping import LOOK_AGAIN_S, Stopping
 from tests.shards.clients.test_departure import Clock
 
 AT_ONCE_S = 2 * LOOK_AGAIN_S
@@ -28,17 +28,17 @@ class Shard:
         )
         self.is_on_its_way = False  # what its clients have sent
         self.arrivals: list[Callable[[], None]] = []  # to be called when it is there
-        self.shard = SimpleNamespace(
+        shard = SimpleNamespace(
             clients=clients,
-            accept_waiting=self._accept,
-            is_listening=False,
+            end_listening=self._end_listening,
             fence=SimpleNamespace(call_when_known=self._call_when_known),
             reactor=SimpleNamespace(finish=lambda: None),
         )
         self.accepts = 0
+        self.have_all_come = True
         self.links = SimpleNamespace(siblings=siblings, has_unread=False)
         self.ends = 0
-        self._arguments: Any = (clock, number, self.shard, self.links, page, self._on_end)
+        self._arguments: Any = (clock, number, shard, self.links, page, lambda: self.have_all_come, self._on_end)
 
     def stop(self) -> None:
         Stopping(*self._arguments)
@@ -49,7 +49,7 @@ class Shard:
         else:
             call()
 
-    def _accept(self) -> None:
+    def _end_listening(self) -> None:
         self.accepts += 1
 
     def _on_end(self) -> None:
@@ -157,18 +157,16 @@ def test_a_client_that_takes_its_output_may_go_on_and_one_that_does_not_is_not_w
     assert shard.ends == 1
 
 
-def test_who_waits_in_a_queue_is_accepted_and_nobody_is_closed_before_the_ports_refuse(two: Two) -> None:
-    """Who is closed would come back; a port that is a service manager's refuses nobody."""
-    for is_refused in (True, False):
-        shard = Shard(two.clock, two.page, 0, [])
-        shard.shard.is_listening = True
-        shard.stop()
-        assert (shard.accepts, shard.ends) == (1, 0)
-        two.clock.advance(REFUSED_WITHIN_S / 2)
-        assert shard.ends == 0
-        shard.shard.is_listening = not is_refused
-        two.clock.advance(AT_ONCE_S if is_refused else REFUSED_WITHIN_S)
-        assert shard.ends == 1
+def test_who_waits_in_a_queue_is_accepted_and_nobody_is_closed_before_the_last_has_been_handed_over(two: Two) -> None:
+    two.first.have_all_come = False
+    two.first.stop()
+    two.second.stop()
+    assert two.first.accepts == two.second.accepts == 1
+    two.clock.advance(HEAR_OUT_S / 2)
+    assert two.first.ends == two.second.ends == 0
+    two.first.have_all_come = True
+    two.clock.advance(AT_ONCE_S)
+    assert two.first.ends == two.second.ends == 1
 
 
 def test_who_begins_to_serve_has_not_been_heard_out(two: Two) -> None:

@@ -123,6 +123,32 @@ async def test_who_has_published_and_gone_is_heard_though_the_broker_ends_just_t
             assert (await subscriber.wait_closed()).count(b"MSG a 1 1\r\n") == 200
 
 
+@pytest.mark.kinds("gnatswarm-2")
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGUSR2], ids=lambda how: how.name)
+@pytest.mark.parametrize("late", ["router", "shards"])
+async def test_who_is_being_handed_over_when_the_broker_ends_is_heard(start_broker, cluster_of, how, late):
+    """More than one packet of them are in the port's queue, or on their way to a shard."""
+    config = 'lame_duck_grace_period: "1s"\nlame_duck_duration: "30s"\n'
+    broker = start_broker(config=config, args=["--accept", "handoff"])
+    subscribers = await cluster_of(broker).clients(2, on_different_shards=True)
+    for subscriber in subscribers:
+        await subscriber.talk("SUB a 1\r\nPING\r\n", expect="PONG\r\n")
+    router = (await asyncio.to_thread(swarm.status, broker))["router_pid"]
+    pids = [router] if late == "router" else list((await swarm.pids(broker)).values())
+    with contextlib.ExitStack() as stack:
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        for _ in range(400):
+            sock = stack.enter_context(socket.create_connection((HOST, broker.port)))
+            sock.sendall(b"PUB a 1\r\nx\r\n")
+            sock.shutdown(socket.SHUT_WR)
+        broker.send_signal(how)
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+        for subscriber in subscribers:
+            assert (await subscriber.wait_closed()).count(b"MSG a 1 1\r\n") == 400
+
+
 def test_a_killed_broker_leaves_no_process_behind(start_broker):
     broker = start_broker()
     broker.process.kill()

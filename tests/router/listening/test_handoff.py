@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import socket
@@ -65,3 +66,67 @@ async def test_a_full_queue_delays_a_connection(listener: socket.socket, monkeyp
         assert await received(handoff, 0) == client.getsockname()
     assert not refusals
     handoff.close()
+
+
+def placed(end: socket.socket) -> int:
+    """How many sockets are in a shard's queue, which has ended behind them."""
+    count = 0
+    while descriptors := receive_descriptors(end):
+        count += len(descriptors)
+        for fd in descriptors:
+            os.close(fd)
+    assert descriptors is None
+    return count
+
+
+@pytest.mark.parametrize("may_refuse", [True, False])
+async def test_who_waits_when_it_ends_is_handed_over_and_others_are_refused_if_that_may_be(may_refuse: bool) -> None:
+    """They may have published, and gone. A service manager's port refuses nobody; who comes waits for the next."""
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=200))
+        listener.setblocking(False)
+        accepting = [0, 1]
+        handoff = Handoff(listener, Page.create(), lambda: accepting, may_refuse=may_refuse)
+        ends = [stack.enter_context(socket.socket(fileno=os.dup(handoff.shard_fd(shard)))) for shard in (0, 1)]
+        stack.enter_context(handoff._lanes[0].router_end.dup())  # the keeper's
+        handoff.start()
+        for _ in range(150):
+            stack.enter_context(socket.create_connection(listener.getsockname()))
+        handoff.end()
+        accepting.clear()
+        with pytest.raises(ConnectionRefusedError) if may_refuse else contextlib.nullcontext():
+            stack.enter_context(socket.create_connection(listener.getsockname()))
+        handoff.shards_changed()
+        assert sum(placed(end) for end in ends) == 150
+        assert handoff.holdings() == {}
+        handoff.close()
+
+
+async def test_who_finds_no_room_when_it_ends_is_handed_over_later(
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_full = [True]
+    monkeypatch.setattr(module, "send_descriptors", lambda *sent: not is_full and send_descriptors(*sent))
+    handoff = Handoff(listener, Page.create(), lambda: [0])
+    with socket.socket(fileno=os.dup(handoff.shard_fd(0))) as end, socket.create_connection(listener.getsockname()):
+        handoff.start()
+        handoff.end()
+        assert receive_descriptors(end) == []
+        is_full.clear()
+        await until(lambda: not handoff.holdings())
+        assert placed(end) == 1
+
+
+async def test_who_is_in_the_queue_of_a_shard_that_dies_when_it_ends_goes_to_another(
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_full = [True]
+    monkeypatch.setattr(module, "send_descriptors", lambda *sent: not is_full and send_descriptors(*sent))
+    handoff = Handoff(listener, Page.create(), lambda: [0, 1])
+    ends = [socket.socket(fileno=os.dup(handoff.shard_fd(shard))) for shard in (0, 1)]
+    with ends[0], ends[1], socket.create_connection(listener.getsockname()):
+        handoff.start()
+        handoff.end()
+        is_full.clear()
+        handoff.take_back(0)
+        assert (placed(ends[0]), placed(ends[1])) == (0, 1)

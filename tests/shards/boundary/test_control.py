@@ -30,6 +30,7 @@ BOOT = control.Boot(
     port=4222,
     listener_fds=[7],
     websocket_fds=[8],
+    may_refuse=True,
     handoff_fd=-1,
     page_fd=8,
     link_dir="/run/gnatswarm/1-abc",

@@ -686,6 +686,31 @@ def test_who_waits_in_a_queue_is_accepted_before_it_is_closed() -> None:
         listener.accept_waiting()
 
 
+@pytest.mark.parametrize("may_refuse", [True, False])
+def test_a_listener_that_ends_accepts_who_waits_and_refuses_others_if_it_may(may_refuse: bool) -> None:
+    """Another process may have it open, as router and keeper do; a service manager accepts on it later."""
+    reactor = Reactor(Fanout())
+    accepted: list[str] = []
+    with contextlib.ExitStack() as stack:
+        stack.callback(reactor.close)
+        listening = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=200))
+        listening.setblocking(False)
+
+        def on_accept(fd: int, host: str, port: int) -> None:
+            accepted.append(host)
+            os.close(fd)
+
+        listener = Listener(reactor, listening.fileno(), on_accept, lambda error: None, may_refuse=may_refuse)
+        for _ in range(150):
+            socket.create_connection(listening.getsockname()).close()
+        listener.end()
+        assert accepted == ["127.0.0.1"] * 150
+        with pytest.raises(ConnectionRefusedError) if may_refuse else contextlib.nullcontext():
+            socket.create_connection(listening.getsockname()).close()
+        reactor.turn()
+        assert len(accepted) == 150
+
+
 # ---- callbacks that would have another round within theirs
 
 
