@@ -228,7 +228,7 @@ class Pages:
             query.unsigned("cid"),
         )
         if cid:
-            offset, limit = 0, 1
+            limit = 1  # (of one page there is nothing behind the first offset)
         account = query.text("acc")
         if subject and not account:
             raise BadQuery("filter by subject only valid with account filtering")

@@ -1,7 +1,8 @@
 """The options of requests in the system account, read as Go reads them into each request's own struct.
 
-Only the keys that a kind of request has count: any other key is ignored, whatever its value. Case does not matter, null
-is as if it were missing, and the texts of errors are Go's. The names of the structs are in those texts.
+Only the keys that a kind of request has count: any other key is ignored, whatever its value, and 2.9 has fewer. Case
+does not matter, null is as if it were missing, and the texts of errors are Go's. The names of the structs are in those
+texts.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ class RequestOptions(msgspec.Struct):
     state: int = 0
     user: str = ""
     acc: str = ""
+    names_acc: bool = False  # there is an `acc`, be it ""
     filter_subject: str = ""
     mqtt_client: str = ""
     account: str = ""
@@ -86,13 +88,14 @@ _STRUCTS: dict[str, tuple[str, dict[str, str]]] = {
         {
             **_PAGE,
             **dict.fromkeys(("accounts", "streams", "consumer", "config", "leader_only", "raft"), FLAG),
+            "stream_leader_only": FLAG,
             "account": TEXT,
         },
     ),
     "HEALTHZ": (
         "HealthzEventOptions",
         {
-            **dict.fromkeys(("js-enabled", "js-enabled-only", "js-server-only", "details"), FLAG),
+            **dict.fromkeys(("js-enabled", "js-enabled-only", "js-server-only", "js-meta-only", "details"), FLAG),
             **dict.fromkeys(("account", "stream", "consumer"), TEXT),
         },
     ),
@@ -105,10 +108,17 @@ _STRUCTS: dict[str, tuple[str, dict[str, str]]] = {
     "RELOAD": ("EventFilterOptions", {}),
     "CONNS": ("accNumConnsReq", {"acc": TEXT}),
 }
+# Those that 2.9 does not have: in every kind of request, and by kind.
+_NEWER = frozenset({"exact_match"})
+_NEWER_BY_KIND = {
+    "GATEWAYZ": frozenset(_SUBS),
+    "JSZ": frozenset({"raft", "stream_leader_only"}),
+    "HEALTHZ": frozenset({"account", "stream", "consumer", "details", "js-enabled", "js-meta-only"}),
+}
 _OURS = frozenset(RequestOptions.__struct_fields__)
 
 
-def request_options(what: str, body: bytes, *, says_who: bool = True) -> RequestOptions:
+def request_options(what: str, body: bytes, *, says_who: bool = True, is_like_newer: bool = True) -> RequestOptions:
     """The options of a request of this kind (SHARDZ and others that nats-server does not have: as VARZ). BadOptions.
 
     Without `says_who` the keys that say which servers shall answer are ignored.
@@ -130,12 +140,16 @@ def request_options(what: str, body: bytes, *, says_who: bool = True) -> Request
     if not isinstance(found, dict):
         raise BadOptions(f"json: cannot unmarshal {_kind(found)} into Go value of type server.{name}")
     types = _FILTER | own if says_who else own
+    if not is_like_newer:
+        unknown = _NEWER | _NEWER_BY_KIND.get(what, frozenset())
+        types = {key: kind for key, kind in types.items() if key not in unknown}
     values: dict[str, Any] = {}
     for key, value in found.items():
         field = key if key in types else key.lower()
         if field not in types or value is None:
             continue
         values[field] = _checked(name, key, value, types[field])
+    values["names_acc"] = "acc" in values
     return RequestOptions(**{key: value for key, value in values.items() if key in _OURS})
 
 

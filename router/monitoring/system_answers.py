@@ -123,7 +123,12 @@ class SystemAnswers:
             _check_client_named(words[-1], body)
         is_for_all = words[-1:] == ["CONNS"]  # whichever servers its body names, as there
         try:
-            asked = request_options(words[-1] if words[1:] != ["PING"] else "STATSZ", body, says_who=not is_for_all)
+            asked = request_options(
+                words[-1] if words[1:] != ["PING"] else "STATSZ",
+                body,
+                says_who=not is_for_all,
+                is_like_newer=self._is_like_newer,
+            )
         except BadOptions as error:
             if is_for_all:
                 raise Unasked from None
@@ -374,6 +379,6 @@ class SystemAnswers:
         facts = self._state.gather()
         found = await self._state.pages.account_statistics(facts, (account,), unused=True)
         # As there, also of what the body names another account for, or of an account without clients.
-        if asked.acc not in ("", account) or not found or not found[0]["conns"]:
+        if (asked.names_acc and asked.acc != account) or not found or not found[0]["conns"]:
             raise Unasked
         return advisory.account_connections(self._named(), facts.now_us, found[0])

@@ -195,6 +195,7 @@ class LineHandler(logging.Handler):
         self._is_elsewhere = False  # the file cannot be opened yet, or no syslog answers
         self._opens_at_s = 0.0  # by the monotonic clock: it is tried not before
         self._seeker: Seeker | None = None  # looks for the syslog
+        self._stand_in: logging.Handler | None = None  # another syslog, which has the lines meanwhile
         self.mutes_debug = options.trace and not options.debug  # see _level
         self.outlet = outlet if outlet is not None else _outlet_for(self._path)
 
@@ -203,6 +204,10 @@ class LineHandler(logging.Handler):
         if self.mutes_debug and record.levelno == logging.DEBUG:
             return
         if self._is_elsewhere and self._go_over(record):
+            return
+        stand_in = self._stand_in
+        if stand_in is not None:
+            stand_in.handle(record)
             return
         if self._limit_bytes:
             self._follow_or_rotate()
@@ -222,13 +227,28 @@ class LineHandler(logging.Handler):
         old, self.outlet = self.outlet, outlet
         old.retire()
         self._is_elsewhere = False
+        self._dismiss_stand_in()
         return ""
 
-    def seek(self, seeker: Seeker | None) -> None:
-        """Lines go elsewhere for now: to the file when it can be opened, or to the syslog that the seeker finds."""
+    def seek(self, seeker: Seeker | None, stand_in: logging.Handler | None) -> None:
+        """Lines go elsewhere for now: to the file when it can be opened, or to the syslog that the seeker finds.
+
+        Until then to `stand_in`, if there is one.
+        """
         self._is_elsewhere = True
         self._seeker = seeker
+        self._stand_in = stand_in
         self._opens_at_s = time.monotonic() + OPEN_AGAIN_S
+
+    def take_stand_in(self) -> logging.Handler | None:
+        """The handler that has the lines meanwhile, which the caller closes."""
+        found, self._stand_in = self._stand_in, None
+        return found
+
+    def _dismiss_stand_in(self) -> None:
+        stand_in = self.take_stand_in()
+        if stand_in is not None:
+            stand_in.close()
 
     def _go_over(self, record: logging.LogRecord) -> bool:
         """Log where the configuration says, if that is possible now. True: another handler has the line."""
@@ -263,13 +283,14 @@ class LineHandler(logging.Handler):
         """Write no more. What waits is still written, if need be by the handler that has the outlet now."""
         if self._seeker is not None:
             self._seeker.stop()
+        self._dismiss_stand_in()
         if not any(one.outlet is self.outlet for one in _handlers()):
             self.outlet.retire()
         super().close()
 
     def outlet_for(self, options: Logging) -> Outlet | None:
         """The outlet, if a handler with these options writes to the same place: to standard error."""
-        return self.outlet if not self._path and not options.file else None
+        return self.outlet if not self._path and not options.file and not self._is_elsewhere else None
 
     def _follow_or_rotate(self) -> None:
         if not self._path or self._is_elsewhere:
@@ -381,12 +402,14 @@ def configure(options: Logging, *, process_label: str, pid: int = 0, must_open: 
         return LineHandler(options, process_label=process_label, outlet=present[0] if present else None)
 
     handler: logging.Handler
+    stand_in: logging.Handler | None = None
     try:
         handler = to_syslog() if options.is_to_syslog else to_lines()
     except OSError as error:
         if must_open:
             raise
         problem = failure(options, error)
+        stand_in = next(filter(None, map(_syslog_of, old)), None)
         present = [one.outlet.fd for one in _handlers()]
         handler = interim = LineHandler(
             options, process_label=process_label, outlet=Outlet(present[0] if present else 2)
@@ -394,9 +417,9 @@ def configure(options: Logging, *, process_label: str, pid: int = 0, must_open: 
         if options.is_to_syslog:
             from gnatswarm.shards.boundary.syslog import Seeker
 
-            interim.seek(Seeker(to_syslog))
+            interim.seek(Seeker(to_syslog), stand_in)
         else:
-            interim.seek(None)
+            interim.seek(None, stand_in)
     if isinstance(handler, LineHandler):
         handler.setFormatter(formatter(LineFormatter))
     logging.addLevelName(TRACE, "TRACE")
@@ -406,7 +429,8 @@ def configure(options: Logging, *, process_label: str, pid: int = 0, must_open: 
     root.setLevel(_level(options.debug, options.trace))
     for previous in old:
         root.removeHandler(previous)
-        previous.close()
+        if previous is not stand_in:
+            previous.close()
     if problem:
         root.error("%s; until that is possible, lines go here", problem[0].upper() + problem[1:])
 
@@ -435,6 +459,11 @@ def rotate_when_full() -> None:
     """For the router's tick: rename a log that is over its size limit. A shard only follows to the new file."""
     for handler in _handlers():
         handler.rotate_when_full()
+
+
+def _syslog_of(handler: logging.Handler) -> logging.Handler | None:
+    """The syslog to which this one's lines go, for another handler to close."""
+    return handler.take_stand_in() if isinstance(handler, LineHandler) else handler
 
 
 def _handlers() -> list[LineHandler]:

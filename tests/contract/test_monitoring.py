@@ -149,6 +149,7 @@ SHAPES = (
     "/connz?limit=-5",
     "/connz?limit=",
     "/connz?cid=4000000",
+    "/connz?cid=4000000&offset=3&limit=0",
     "/connz?user=nobody",
     "/connz?acc=$G",
     "/connz?acc=none",

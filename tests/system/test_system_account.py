@@ -737,8 +737,9 @@ async def test_the_number_of_connections_is_not_told_of_an_account_without_clien
     await cluster.client_on(0, said("a"))
     asker = await cluster.client_on(0, said("s"))
     assert await is_silent(asker, "$SYS.REQ.ACCOUNT.$G.CONNS")
-    assert await is_silent(asker, "$SYS.REQ.ACCOUNT.A.CONNS", {"acc": "B"})
-    for body in ({"acc": "A"}, {"acc": "A", "server_name": 7}):
+    for other in ("B", ""):
+        assert await is_silent(asker, "$SYS.REQ.ACCOUNT.A.CONNS", {"acc": other})
+    for body in ({"acc": "A"}, {"acc": "A", "server_name": 7}, {"acc": None}):
         assert (await ask(asker, "$SYS.REQ.ACCOUNT.A.CONNS", body))["acc"] == "A"
 
 
@@ -748,6 +749,40 @@ async def test_connections_in_a_state_that_there_is_not_are_none(cluster):
         page = (await ask(asker, "$SYS.REQ.SERVER.PING.CONNZ", {"state": state, "limit": 2, "offset": 1}))["data"]
         counts = [page[key] for key in ("num_connections", "total", "offset", "limit", "connections")]
         assert counts == [0, 0, 1, 2, []]
+
+
+async def test_the_one_client_that_is_asked_for_is_on_the_first_page(cluster):
+    asker = await cluster.client_on(0, said("s"))
+    for cid in (asker.info["client_id"], 4_000_000):
+        for offset in (0, 1, 7):
+            page = (await ask(asker, "$SYS.REQ.SERVER.PING.CONNZ", {"cid": cid, "offset": offset, "limit": 5}))["data"]
+            counts = [page[key] for key in ("num_connections", "offset", "limit")]
+            assert counts == [int(cid < 4_000_000 and not offset), offset, 1]
+
+
+# Options that 2.9 does not know, and so ignores, whatever their values.
+NEWER_OPTIONS = {
+    "VARZ": ["exact_match"],
+    "CONNZ": ["exact_match"],
+    "GATEWAYZ": ["subscriptions", "subscriptions_detail"],
+    "JSZ": ["raft", "stream_leader_only"],
+    "HEALTHZ": ["account", "stream", "consumer", "details", "js-enabled", "js-meta-only"],
+}
+
+
+@pytest.mark.parametrize("what", NEWER_OPTIONS)
+async def test_options_are_those_of_the_version(cluster, kind, what):
+    asker = await cluster.client_on(0, said("s"))
+    for option in NEWER_OPTIONS[what]:
+        answer = await ask(asker, f"$SYS.REQ.SERVER.PING.{what}", {option: {}})
+        is_known = "cannot unmarshal object" in answer.get("error", {}).get("description", "")
+        assert is_known is (kind.name in NEWER), option
+
+
+async def test_a_part_of_the_name_is_enough_for_2_9_whatever_is_asked(cluster, kind):
+    asker = await cluster.client_on(0, said("s"))
+    part = {"server_name": asker.info["server_name"][:-1], "exact_match": True}
+    assert await is_silent(asker, "$SYS.REQ.SERVER.PING.VARZ", part) is (kind.name in NEWER)
 
 
 async def test_the_subject_says_whose_subscriptions_are_listed(cluster):

@@ -20,7 +20,11 @@ from gnatswarm.router.monitoring.request_options import BadOptions, RequestOptio
         ("STATZ", b'{"accounts": ["A"], "include_unused": true}', RequestOptions(accounts=("A",), include_unused=True)),
         ("STATZ", b'{"accounts": ["\\udfff"]}', RequestOptions(accounts=("\ufffd",))),
         ("CONNZ", b'{"user": "a\\ud800", "sort": "\\ud83d\\ude00"}', RequestOptions(user="a\ufffd", sort="\U0001f600")),
-        ("CONNZ", b'{"user": "a\xff", "acc": "\xed\xa0\x80"}', RequestOptions(user="a\ufffd", acc="\ufffd" * 3)),
+        (
+            "CONNZ",
+            b'{"user": "a\xff", "acc": "\xed\xa0\x80"}',
+            RequestOptions(user="a\ufffd", acc="\ufffd" * 3, names_acc=True),
+        ),
         ("SHARDZ", b'{"server_name": "a", "exact_match": true}', RequestOptions(server_name="a", exact_match=True)),
     ],
 )

@@ -464,3 +464,18 @@ def test_lines_go_on_where_they_went_while_the_log_of_a_reload_cannot_be_opened(
     logs.configure(elsewhere, process_label="shard 1", must_open=False)
     log.info("here")
     assert lines(before)[-1] == f"[{os.getpid()}] [INF] shard 1 - here" and len(lines(before)) == 2
+
+
+def test_a_log_that_stood_in_for_a_syslog_is_not_taken_for_standard_error(
+    tmp_path: pathlib.Path, unused_tcp_port: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Two reloads later, to standard error, lines still went to the first file."""
+    before = tmp_path / "before.log"
+    logs.configure(Logging(file=str(before)), process_label="shard 1")
+    nobody = Logging(remote_syslog=f"tcp://127.0.0.1:{unused_tcp_port}")
+    logs.configure(nobody, process_label="shard 1", must_open=False)
+    log.info("in the file")
+    logs.configure(Logging(), process_label="shard 1")
+    log.info("said")
+    assert capfd.readouterr().err.endswith("[INF] shard 1 - said\n")
+    assert lines(before)[-1].endswith("in the file")

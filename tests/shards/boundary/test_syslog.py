@@ -298,3 +298,30 @@ async def test_a_broker_logs_to_syslog_what_it_would_log_to_standard_error() -> 
             assert "Server is ready" not in broker.log.text
         finally:
             broker.kill()
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_the_syslog_of_before_has_the_lines_while_the_log_of_a_reload_cannot_be_opened(
+    *, again: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """They went to standard error, which nobody may keep."""
+    now_s = 100.0
+    monkeypatch.setattr("gnatswarm.shards.boundary.logs.time.monotonic", lambda: now_s)
+    sock, url = udp()
+    path = tmp_path / "no" / "x.log"
+    with sock:
+        log = configured(url, "shard 1")
+        for file in ([tmp_path / "neither" / "x.log"] if again else []) + [path]:  # `again`: after another reload, too
+            logs.configure(Logging(file=str(file)), process_label="shard 1", must_open=False)
+            found = LINE.fullmatch(sock.recv(9000))
+            assert found and b"Cannot open the log file" in found[4] and found[4].endswith(b"lines go here")
+        log.info("here")
+        assert b"shard 1 - here" in sock.recv(9000)
+        path.parent.mkdir()
+        now_s += logs.OPEN_AGAIN_S
+        log.info("there")
+        assert path.read_text().endswith("[INF] shard 1 - there\n") and "can be opened now" in path.read_text()
+        sock.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            sock.recv(9000)
+    assert not capfd.readouterr().err
