@@ -132,6 +132,21 @@ def subscriptions(ClientConnection client not None, uint32_t start, uint32_t slo
     return rows, 0 if end > client.subs.mask else end
 
 
+def busiest(ClientConnection client not None, uint32_t slots) -> tuple | None:
+    """The row, as in subscriptions(), of the one with most messages in the first `slots` slots; None: it has none."""
+    cdef Sub *found = NULL
+    cdef Sub *sub
+    cdef uint32_t i
+    if client.subs.slots == NULL or slots == 0:
+        return None
+    for i in range(min(slots - 1, client.subs.mask) + 1):
+        if client.subs.slots[i]:
+            sub = <Sub *>slot_item(client.subs.slots[i])
+            if found == NULL or sub.delivered > found.delivered:
+                found = sub
+    return None if found == NULL else subscription_row(client.sublist, found)
+
+
 def shadows(ClientConnection client not None, uint32_t start, uint32_t slots, uint64_t most_text=ANY_TEXT) -> tuple:
     """([(account, number, row as in subscriptions())], next): what those in these slots get of accounts that export.
 

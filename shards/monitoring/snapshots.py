@@ -25,7 +25,7 @@ from gnatswarm.shards.boundary.pace import Pace
 from gnatswarm.shards.boundary.rows import ConnectionRow, QueueRow, SubjectRow, SubscriptionRow
 from gnatswarm.shards.boundary.utf8_text import utf8_replaced
 from gnatswarm.shards.boundary.wall_clock import wall_offset_us
-from gnatswarm.shards.clients.closed import connection_row, some_subscriptions, unpacked
+from gnatswarm.shards.clients.closed import busiest_and_some, connection_row, unpacked
 from gnatswarm.shards.monitoring.hot_subjects import hot_subjects, subject_interest
 
 if TYPE_CHECKING:
@@ -593,7 +593,7 @@ class Snapshots:
         for row in behind:
             still_open = self._clients.open.get(row.cid)
             if still_open is not None:
-                some = some_subscriptions(still_open.connection, STEP_SLOTS, SLOW_TEXT)
+                some = busiest_and_some(still_open.connection, STEP_SLOTS, SLOW_TEXT)
                 row.subs = tuple(SubscriptionRow(*one, row.cid) for one in some)
             await pace()
         past = list(self._clients.closed.slow)[-query.most :]

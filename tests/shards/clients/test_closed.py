@@ -11,7 +11,15 @@ import pytest_asyncio
 from gnatswarm.broker.limits import Limits
 from gnatswarm.broker.options import Options
 from gnatswarm.shards.boundary.rows import ConnectionRow
-from gnatswarm.shards.clients.closed import LEAST_BYTES, MEAN_ROW_BYTES, MOST_SLOW, SUBSCRIPTIONS_TEXT, Closed, unpacked
+from gnatswarm.shards.clients.closed import (
+    LEAST_BYTES,
+    MEAN_ROW_BYTES,
+    MOST_SLOW,
+    SUBSCRIPTIONS_TEXT,
+    Closed,
+    busiest_and_some,
+    unpacked,
+)
 from tests.support.one_shard import OneShard
 from tests.support.turns import until
 
@@ -69,6 +77,20 @@ async def test_of_long_subscriptions_some_are_kept_and_the_short_ones_between_th
     assert shown.subscriptions == 20
     assert kept > set(short) and len(kept & set(long)) == 2
     assert sum(len(sub.subject) + len(sub.sid) for sub in shown.subs) <= SUBSCRIPTIONS_TEXT
+
+
+async def test_a_slow_consumer_is_kept_with_the_subscription_that_is_to_blame(house: OneShard) -> None:
+    client = house.connect()
+    quiet = "".join(f"SUB quiet.{sid} {sid}\r\n" for sid in range(1000))
+    await client.talk(f'CONNECT {{"verbose":false}}\r\n{quiet}SUB busy b\r\nPUB busy 0\r\n\r\nPING\r\n'.encode())
+    (session,) = house.shard.clients.open.values()
+    for most_text, first in ((100, "busy"), (4, None)):
+        found = busiest_and_some(session.connection, 64, most_text)
+        assert (found[0][0] if found else None) == first
+        assert sum(len(text) for fields in found for text in fields[:3]) <= most_text
+    found = busiest_and_some(session.connection, 4096, 100_000)
+    assert found[0] == ("busy", "", "b", 1, 0)
+    assert len(found) == len({fields[2] for fields in found}) == 1001
 
 
 def test_more_memory_is_for_more_rows() -> None:
