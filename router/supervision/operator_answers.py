@@ -188,14 +188,19 @@ class OperatorAnswers:
             return Reply(error=problem)
         deadline = time.monotonic() + SCALE_DEADLINE_S
         while not is_scaled(self._view):
-            if time.monotonic() > deadline or self._view.wanted != wanted:
+            if time.monotonic() > deadline:
                 return Reply(error="the broker has not the wanted shards yet; `gnatswarm status` says why")
+            if self._view.wanted != wanted:
+                rolling = self._view.rolling
+                if rolling is not None and rolling.shards == wanted:
+                    break  # it began because all of them serve, and runs one more for a while
+                return Reply(error=f"another command has come: the broker is to have {self._view.wanted} shards now")
             for shard in self._view.shards:
                 if shard.number < wanted and shard.state.phase is Phase.STOPPED:  # it was tried often enough
                     why = shard.state.fatal_reason or shard.state.last_reason
                     return Reply(error=f"shard {shard.number} cannot start: {why}; scale again, or to fewer shards")
             await asyncio.sleep(SCALE_POLL_S)
-        text = f"{wanted} shards serve (before: {before})"
+        text = f"{wanted} shard{'s serve' if wanted > 1 else ' serves'} (before: {before})"
         if wanted > before:
             evened, problem = await self._rebalance.after_scale(max(1.0, deadline - time.monotonic() - MARGIN_S))
             text += f"; {evened or problem}" if evened or problem else ""

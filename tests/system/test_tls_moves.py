@@ -237,7 +237,7 @@ async def test_with_fewer_shards_they_are_told_and_those_in_plain_and_behind_rel
     await is_told(told)
     await hears(told, stays, f"{subject}.told")
     told.close()
-    assert (await scaling).text.startswith("1 shards serve")
+    assert (await scaling).text.startswith("1 shard serves")
     await hears(stays, relayed, f"{subject}.stays")  # nothing else came before that: no INFO
     await hears(relayed, stays, f"{subject}.relayed")
     await stays.send(b"PUB %b.plain 2\r\nhi\r\n" % subject.encode())
@@ -254,7 +254,7 @@ async def test_who_does_not_go_is_closed_when_its_shard_s_time_is_up(secure, aut
     scaling = asyncio.create_task(ask(broker, ScaleRequest(1)))
     await is_told(stubborn)
     await stubborn.rest(DEADLINE_S)
-    assert (await scaling).text.startswith("1 shards serve")
+    assert (await scaling).text.startswith("1 shard serves")
     await stays.flush()
 
 
