@@ -157,7 +157,8 @@ def test_a_leaf_node_whose_certificate_the_rules_refuse_is_closed(caplog: pytest
 
 def reload_hub(session: Any, options: Options) -> None:
     port: Any = SimpleNamespace(sessions=[session], limits=options.limits, flush=lambda: None)
-    port._configure = lambda *_: None
+    port.authenticator, port._formers = None, []
+    port._configure = port._forget_formers = lambda *_: None
     LeafPort.reload(port, options, UserIndex(()))
 
 
