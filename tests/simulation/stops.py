@@ -26,9 +26,7 @@ PIECES = (1, 60, 300, ALL)
 
 
 class Stopped:
-    """The part of a shard that its stop uses: nobody waits in its ports' queues, which are closed."""
-
-    is_listening = False
+    """The part of a shard that its stop uses: nobody waits in the queues of its ports."""
 
     def __init__(self, process: Process) -> None:
         self.clients = self
@@ -45,8 +43,13 @@ class Stopped:
         """All of them: what they have sent is carried out."""
         return sessions
 
-    def accept_waiting(self) -> None:
-        """Nobody waits."""
+    def end_listening(self) -> None:
+        """Nobody comes any more."""
+
+
+def _have_all_come() -> bool:
+    """The router hands nobody over."""
+    return True
 
 
 class Stop:
@@ -71,7 +74,8 @@ class Stop:
             process = serving.pop()
             # (It looks at once; but others, which it waits for, have not.)
             shard: Any = Stopped(process)
-            Stopping(process.loop, process.number, shard, process.links, self._page, partial(self._end, process))  # type: ignore[arg-type]
+            loop, links, end = process.loop, process.links, partial(self._end, process)
+            Stopping(loop, process.number, shard, links, self._page, _have_all_come, end)  # type: ignore[arg-type]
         world.seen["stop"] += 1
         world.seen["stop with messages on their way"] += bool(self._swarm.busy_ends())
         while self._left:
