@@ -19,7 +19,7 @@ from gnatswarm.shards.boundary.rows import Query
 
 # Increased with every change of a message. Router and shards come from one installation; versions differ when that was
 # upgraded under a running broker. The shard then reports it and does not start.
-CONTROL_VERSION = 33
+CONTROL_VERSION = 34
 
 # The process that is connected to other servers has this number among the shards.
 GATEWAY_NUMBER = 63
