@@ -13,6 +13,8 @@ import pytest
 # the processor from the first.
 NO_CODE = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
 ONE_COMPILER = "-XX:TieredStopAtLevel=1"
+# To verify classes, of Spark itself alone here, is a fifth of a start and of what is done for the first time.
+UNVERIFIED = "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 
 
 # Who is stopped while Spark answers leaves that answer to the next test, and so do all behind it.
@@ -29,7 +31,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def java_options() -> str:
     """Spark's temporary files, of which each job makes some dozens, are where Python's are."""
-    return f"{ONE_COMPILER} -Djava.io.tmpdir={tempfile.gettempdir()}"
+    return f"{ONE_COMPILER} {UNVERIFIED} -Djava.io.tmpdir={tempfile.gettempdir()}"
 
 
 @pytest.fixture(scope="module", autouse=True)
