@@ -77,7 +77,7 @@ def test_a_signal_stops_it_with_nothing_left(tmp_path: Path, number: signal.Sign
 
 
 def test_a_shard_gets_what_it_was_promised_and_no_other_descriptor(tmp_path: Path) -> None:
-    with Router(tmp_path, 2) as router:
+    with Router(tmp_path, 2, are_programs=True) as router:
         router.wait_ready()
         first, second = sorted(router.boots(), key=lambda boot: boot["shard"])
         assert first["port"] == second["port"] == router.port
