@@ -52,6 +52,8 @@ LATER = {
         {},
     ),
 }
+TWO_LIMITS = """accounts { A { users [ {user: a, pass: b} ], limits { max_payload: 50 } },
+                          C { users [ {user: c, pass: b} ], limits { max_payload: 60 } } }"""
 
 
 @pytest.fixture(params=PAIRS, ids=lambda pair: pair[0])
@@ -152,8 +154,19 @@ async def test_a_log_in_before_the_first_pong_counts_for_it(pair: tuple[str, str
         finally:
             client.close()
 
-    config = """accounts { A { users [ {user: a, pass: b} ], limits { max_payload: 50 } },
-                           C { users [ {user: c, pass: b} ], limits { max_payload: 60 } } }"""
-    theirs, ours = await both(pair, ask, config)
+    theirs, ours = await both(pair, ask, TWO_LIMITS)
     assert [info["max_payload"] for info in ours] == [60]
     assert_alike(theirs[0], ours[0])
+
+
+async def test_a_log_in_behind_the_first_pong_is_followed_by_no_info(pair: tuple[str, str]) -> None:
+    async def ask(running: Broker) -> list[str]:
+        client = await Client.connect(running.port, {"verbose": False, "protocol": 1, "user": "a", "pass": "b"})
+        try:
+            told = await client.flush()
+            await client.send(b'CONNECT {"verbose":false,"protocol":1,"user":"c","pass":"b"}\r\nPING\r\nPING\r\n')
+            return [frame.verb for frame in (*told, await client.read_frame(), await client.read_frame())]
+        finally:
+            client.close()
+
+    assert await both(pair, ask, TWO_LIMITS) == [["INFO", "PONG", "PONG"]] * 2

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from gnatswarm.broker.access.auth import Admission
+from gnatswarm.broker.access.connect import ClientOptions
 from gnatswarm.broker.access.user_index import UserIndex
 from gnatswarm.broker.limits import Limits
 from gnatswarm.broker.options import ClientTls, LeafRemote, Options
@@ -208,3 +211,40 @@ def test_a_reload_reads_the_systems_authorities_anew() -> None:
         remote.remote, remote._context, remote.session = one, "context", None
         remote.reload(Options(), one)
         assert (remote._context is not None) is is_kept
+
+
+def test_a_reload_while_passwords_of_the_one_before_are_compared_has_them_compared_again() -> None:
+    """The rules under which they were plain are known until all of them have been."""
+    hashed = Options(auth_user="h", auth_password="$2a$04$" + "x" * 53)
+    nothing: Any = None
+    port = LeafPort(
+        nothing,
+        nothing,
+        nothing,
+        nothing,
+        Options(auth_user="h", auth_password="secret"),
+        7422,
+        cluster_name=str,
+        websocket_port=0,
+        next_id=int,
+        flush=lambda: None,
+        opens_loop=bool,
+        events=nothing,
+    )
+    admission = port.authenticator.examine(ClientOptions(user="h", password="secret"))
+    assert isinstance(admission, Admission)
+    passwords: Any = Mock()
+    port.passwords = passwords
+    session: Any = SimpleNamespace(is_gone=False, set_pings=lambda *_: None)
+    waits: list[bool] = []
+    session.reload = lambda *, may_wait=True: waits.append(may_wait and port.compares_anew(session, admission))
+    port.sessions.append(session)
+    for _ in range(2):
+        port.reload(hashed, UserIndex())
+    assert waits == [True, True]
+    for asked in passwords.ask.call_args_list:
+        question, waiter = asked.args
+        waiter.on_compared(question, None)
+    assert waits == [True, True, False, False]
+    port.reload(hashed, UserIndex())
+    assert waits[4:] == [False]

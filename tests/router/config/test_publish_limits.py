@@ -37,6 +37,7 @@ def test_users_and_accounts_have_them() -> None:
         ('{ messages: 1, burst: "1ms" }', "a time of 0.01 to 3600 seconds is wanted"),
         ('{ messages: 1, stall: "2h" }', "0s: it waits for as long as it takes"),
         ("{ messages: 1, messages: 2 }", "is given again"),
+        ("{ messages: 1, msgs: 2 }", "is given again"),
         ("{ mesages: 1 }", 'did you mean "messages"?'),
     ],
 )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import os
+import select
 import socket
 from collections.abc import Iterator, Sequence
 
 import pytest
 
-from gnatswarm.broker.options import Options
+from gnatswarm.broker.options import Options, WebSocket
 from gnatswarm.router.listening import steering
 from gnatswarm.router.listening.listener_groups import ListenerGroups
 from gnatswarm.router.listening.listeners import Listeners
@@ -76,3 +78,21 @@ def test_where_not_all_listeners_can_be_opened_connections_are_steered_past_thos
         pytest.skip("this kernel steers no connections")
     assert len(groups.clients.sockets) == 2
     assert accepted_by_the_first(groups) == CONNECTIONS
+
+
+def test_who_waits_for_a_shard_that_accepts_is_not_reset_at_whichever_port() -> None:
+    """They may have published, and gone. Those of the other shard would wait for nobody."""
+    options = Options(host="127.0.0.1", port=-1, websocket=WebSocket(host="127.0.0.1", port=-1, no_tls=True))
+    groups = ListenerGroups(options, 2, is_handoff=False)
+    assert groups.websocket is not None
+    for group in (groups.clients, groups.websocket):
+        clients = [socket.create_connection(("127.0.0.1", group.port), timeout=10) for _ in range(CONNECTIONS)]
+        shards = [socket.socket(fileno=os.dup(sock.fileno())) for sock in group.sockets]
+        assert [select.select([shard], [], [], 0)[0] for shard in shards] == [[shard] for shard in shards]
+        groups.refuse(but=[0])
+        shards[0].accept()[0].close()
+        with pytest.raises(OSError, match="Invalid argument"):
+            shards[1].accept()
+        for sock in (*clients, *shards):
+            sock.close()
+    groups.refuse()

@@ -133,6 +133,7 @@ def test_another_router_writes_what_waits_and_nothing_twice(monkeypatch: pytest.
         full.setattr(statfile.StatFile, "append", refuse)
         wait_until(lambda: [None for t in threading.enumerate() if t.name == "gap row"] == [])
         note(gaps, tmp_path, msgs=3, boot="waiting")
+        wait_until(lambda: [None for t in threading.enumerate() if t.name == "gap row"] == [])
     left = GapsRecord(8, [*told[0].rows, *told[-1].rows])
     assert len(left.rows) == 2
     successor = Gaps(lambda: None)
@@ -145,3 +146,40 @@ def test_another_router_writes_what_waits_and_nothing_twice(monkeypatch: pytest.
     assert found == {"newest": 2, "waiting": 3, "written": 5}
     assert path.stat().st_ino == inode  # a file is never changed
     assert successor.record == GapsRecord(10)
+
+
+def test_the_log_says_that_a_row_is_written_when_nothing_of_it_waits(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+):
+    """The shard may have died again while the disk took the row of its first death."""
+
+    def refuse(_file: object, _blocks: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def goes_on(file: statfile.StatFile, blocks: list[bytes]) -> None:
+        answers.wait()
+        append(file, blocks)
+
+    def are_idle() -> bool:
+        return [None for thread in threading.enumerate() if thread.name == "gap row"] == []
+
+    caplog.set_level("INFO")
+    answers, append = threading.Event(), statfile.StatFile.append
+    written = "Statistics: the gap row for shard 3 is written"
+    gaps = Gaps(lambda: None)
+    monkeypatch.setattr(statfile.StatFile, "append", refuse)
+    note(gaps, tmp_path, boot="first")
+    wait_until(are_idle)
+    monkeypatch.setattr(statfile.StatFile, "append", goes_on)
+    gaps.write(str(tmp_path))  # it hears of the refusal
+    gaps.write(str(tmp_path), is_urgent=True)
+    note(gaps, tmp_path, boot="second")
+    answers.set()
+    wait_until(are_idle)
+    answers.clear()
+    gaps.write(str(tmp_path), is_urgent=True)
+    assert written not in caplog.messages and len(rows(tmp_path)) == 1
+    answers.set()
+    wait_until(are_idle)
+    gaps.write(str(tmp_path))
+    assert caplog.messages.count(written) == 1 and len(rows(tmp_path)) == 2

@@ -152,6 +152,14 @@ def test_each_phase_answers_each_event(phase: Phase, event: s.Event) -> None:
     assert (state.phase, kinds(actions)) == EXPECTED[phase].get(type(event), (phase, []))
 
 
+@pytest.mark.parametrize("phase", Phase, ids=lambda phase: phase.value)
+def test_who_waits_in_the_queue_of_a_shard_is_accepted_until_it_has_drained(phase: Phase) -> None:
+    """A broker that stops leaves it to such a shard to refuse connections."""
+    assert in_phase(phase).is_listening is (phase in (Phase.READY, Phase.DRAINING))
+    drained, _ = step(in_phase(Phase.DRAINING), Drained(), 100.5)
+    assert not drained.is_listening
+
+
 def test_a_process_that_stays_for_tls_gives_its_number_back() -> None:
     drained, _ = step(in_phase(Phase.DRAINING), Drained(), 100.5)
     state, actions = step(drained, Relays(2, 60.0), 100.6)

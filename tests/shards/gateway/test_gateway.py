@@ -9,7 +9,18 @@ from unittest.mock import Mock
 import pytest
 
 from gnatswarm.broker.access.user_index import UserIndex
-from gnatswarm.broker.options import Account, Cluster, Export, Import, Mapping, Options
+from gnatswarm.broker.options import (
+    Account,
+    ClientTls,
+    Cluster,
+    Export,
+    Import,
+    LeafNodes,
+    LeafRemote,
+    Mapping,
+    Options,
+    each_file_once,
+)
 from gnatswarm.shards.boundary.control import ServerPort
 from gnatswarm.shards.gateway.gateway import Gateway
 from tests.support.one_shard import OneShard
@@ -97,3 +108,16 @@ async def test_a_reload_is_over_when_leaf_nodes_get_the_streams_of_now(house: On
     assert (steps, over) == ([{b"A"}], []), "others have their turn"
     await until(lambda: len(over) == 2)
     assert (steps, over) == ([{b"A"}] * 3 + [{b"B"}] * 3, [3, 6])
+
+
+async def test_after_a_reload_each_hub_is_dialled_once_also_where_several_name_one_file(house: OneShard) -> None:
+    tls = ClientTls(ca_file="ca.pem", ca_pem=b"authorities")
+    remotes = [LeafRemote(urls=(f"tls://h{number}:7422",), tls=tls) for number in range(3)]
+    options = Options(leafnodes=LeafNodes(remotes=each_file_once(remotes)))
+    gateway = Process(house, options).gateway
+    gateway._is_started = True
+    gateway._dial()
+    gateway.reload(options, UserIndex(), set())
+    assert [remote.remote for remote in gateway._remotes] == remotes
+    gateway.reload(Options(), UserIndex(), set())
+    assert not gateway._remotes
