@@ -302,7 +302,7 @@ class _Endpoint:
                 token = options.auth_token
             elif options.auth_user:
                 user, password = options.auth_user, options.auth_password
-            elif options.users and not options.no_auth_user:
+            elif options.users and not (options.no_auth_user or options.has_guests):
                 user, password = options.users[0].name, options.users[0].password
         if tls is None and options.tls.is_on and not options.allow_non_tls:
             tls = _trusting()

@@ -160,30 +160,34 @@ class BuildCompiledModules(build_ext):
         if FUZZ:
             fingerprint += (ROOT / COVERAGE).read_text()
         stamp = work / ("fingerprint-inplace" if self.inplace else "fingerprint-lib")
-        if not stamp.exists() or stamp.read_text() != fingerprint:
-            self.force = True
+        begun = stamp.with_name(f"{stamp.name}-begun")  # all C files are made: what is older than it is built again
+        is_whole = not (stamp.exists() and stamp.read_text() == fingerprint)
+        goes_on = is_whole and begun.exists() and begun.read_text() == fingerprint  # with what was interrupted
         compiled = cythonize(
             self.extensions,
             build_dir=str((work / "cython").relative_to(ROOT)),
             include_path=[str(NAME.relative_to(ROOT))],
             compiler_directives=DIRECTIVES,
             nthreads=usable_cores(),
-            force=self.force,
+            force=self.force or (is_whole and not goes_on),
             quiet=True,
             exclude_failures=True,  # Cython prints the errors; the other modules are built all the same
         )
+        if is_whole and not goes_on:
+            begun.write_text(fingerprint)
         self.remove_modules_without_source()
         with_c = {extension.name: extension for extension in compiled}
         failed = len(with_c) < len(self.extensions)
         self.extensions[:] = [extension for extension in self.extensions if extension.name in with_c]
         for extension in self.extensions:
             extension.sources = with_c[extension.name].sources
-            extension.depends = with_c[extension.name].depends
+            extension.depends = [*with_c[extension.name].depends, *([str(begun)] if is_whole else [])]
         # The longest first, or one of them is left to one core at the end.
         self.extensions.sort(key=lambda extension: -Path(extension.sources[0]).stat().st_size)
         self.built, self.counting = 0, threading.Lock()
         super().run()
         stamp.write_text(fingerprint)
+        begun.unlink(missing_ok=True)
         if failed:
             raise SystemExit(1)
 

@@ -182,8 +182,8 @@ cdef int count_as_harvested(Sub *sub, uint64_t n) except -1:
     return 0
 
 
-cdef bytes without(bytes output, dict most):
-    """Output of messages alone, with at most so many of some sids; counts them down."""
+cdef bytes without(bytes output, dict most, uint64_t *cut):
+    """Output of messages alone, with at most so many of some sids; counts them down. Adds to `cut` what others hold."""
     cdef list kept = []
     cdef Py_ssize_t at = 0, line_end, end
     while at < len(output):
@@ -198,6 +198,8 @@ cdef bytes without(bytes output, dict most):
             kept.append(output[at:end])
             if left is not None:
                 most[words[2]] = left - 1
+        else:
+            cut[0] += <uint64_t>int(words[len(words) - 1])
         at = end
     return b"".join(kept)
 
@@ -897,7 +899,7 @@ cdef class Arriving(Batch):
         cdef bytes sid
         cdef dict most = self.most
         cdef list ended = []
-        cdef uint64_t dropped = self.dropped, header_bytes = 0, msgs
+        cdef uint64_t dropped = self.dropped, cut_bytes = 0, msgs
         cdef Bounded *one
         cdef uint32_t i
         cdef size_t max_pending = out.max_pending, stall_mark = out.stall_mark
@@ -923,10 +925,10 @@ cdef class Arriving(Batch):
             sub.max_msgs = one.max_msgs
         self.n_bounded = 0
         if most:
-            detached = without(detached, most)
+            detached = without(detached, most, &cut_bytes)
         if not frozen.takes_headers:
-            detached = bare(detached, &header_bytes)
-            out.payload_bytes -= header_bytes
+            detached = bare(detached, &cut_bytes)
+        out.payload_bytes -= cut_bytes
         msgs = out.msgs - dropped
         client.touched = client.published = 0   # every sibling has marked, so it knows
         out_take(out, out_pending(out))

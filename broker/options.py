@@ -462,6 +462,7 @@ class Options(_Discreet, frozen=True, forbid_unknown_fields=True):
     accounts: tuple[Account, ...] = ()  # in addition to $G and the system account, which always exist
     mappings: tuple[Mapping, ...] = ()  # of the account $G
     system_account: str = SYSTEM_ACCOUNT  # the account whose users receive events and may send requests to the broker
+    has_guests: bool = False  # only the system account has users: clients without credentials are in $G
     config_file: str = ""  # the configuration file; "": the command line alone
     config_digest: str = ""  # "sha256:…" of its values, as nats-server 2.15 computes it; "": not computed
     notices: tuple[str, ...] = ()  # features that were configured and are not supported; logged at start, a line each
@@ -491,6 +492,11 @@ class Options(_Discreet, frozen=True, forbid_unknown_fields=True):
     def has_log_in(self) -> bool:
         """Whether there is a token, or users (one of which clients may be without a log-in)."""
         return bool(self.auth_token or self.auth_user or self.users)
+
+    @property
+    def is_locked(self) -> bool:
+        """The same, and there are no guests."""
+        return self.has_log_in and not self.has_guests
 
     @property
     def server_version(self) -> str:

@@ -245,6 +245,7 @@ BY_HAND = {
 }
 NO_KEY = {
     "config_file": "`-c`",
+    "has_guests": "as in nats-server, where the system account is the only one that is configured",
     "config_digest": "of the values in that file",
     "notices": "features that were configured and are not supported",
     "remote.jwt": "in that file",

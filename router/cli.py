@@ -230,6 +230,9 @@ def _signal(asked: str, program: str) -> int:
 
 
 def _operate(line: CommandLine, program: str) -> int:
+    from gnatswarm.keeper import import_formats
+
+    import_formats()
     from gnatswarm.router.commands.operator_arguments import operator_arguments
 
     asked = operator_arguments(line, program)
@@ -392,6 +395,9 @@ def _doctor(line: CommandLine, program: str) -> int:
 
 
 def _test(line: CommandLine, program: str) -> int:
+    from gnatswarm.keeper import import_formats
+
+    import_formats()
     from gnatswarm.router.config.conf_tree import ConfigError
     from gnatswarm.router.config.options_build import build
 

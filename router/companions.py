@@ -7,6 +7,7 @@ needed, so that they do not delay the start of the shards. Called by `router.ser
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -249,13 +250,14 @@ class Companions:
 
     def on_shard_gone(self, shard: int) -> None:
         """The shard's process was reaped: it will not answer questions any more."""
-        self._echo.on_gone(shard)
-        if not self._broker.is_stopping:
-            self._system.on_shard_gone()
-        if self._placing is not None:
-            self._placing.on_shard_gone(shard)
-        if self._monitoring is not None:
-            self._monitoring.questions.on_gone(shard)
+        with contextlib.ExitStack() as rest:  # whoever cannot be told, the others are
+            if self._monitoring is not None:
+                rest.callback(self._monitoring.questions.on_gone, shard)
+            if self._placing is not None:
+                rest.callback(self._placing.on_shard_gone, shard)
+            if not self._broker.is_stopping:
+                rest.callback(self._system.on_shard_gone)
+            rest.callback(self._echo.on_gone, shard)  # (the last one is called first)
 
     def on_operator_socket(self) -> None:
         """The operator socket was removed by somebody, and there is a new one."""

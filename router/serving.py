@@ -144,7 +144,7 @@ def _start(
     if program != "nats-server":
         from gnatswarm.router.commands.first_screen import first_screen, show
 
-        is_open = not (options.has_log_in or (options.tls.is_on and not options.allow_non_tls))
+        is_open = not (options.is_locked or (options.tls.is_on and not options.allow_non_tls))
         accept = options.sharding.accept
         pids, like = broker.shard_pids, options.server_version
         show(first_screen(address, broker.pid, os.getpid(), pids, accept, like, is_open=is_open, own=own))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -118,3 +120,43 @@ def test_a_setting_is_written_where_it_changed_also_where_broken_pipes_are_error
         assert done.returncode == 0 and "rror" not in done.stderr, done.stderr
         assert flags.read_text() == f"{setting}\n"
         assert (flags.stat().st_mtime_ns != before) == is_written
+
+
+def test_a_build_that_was_interrupted_goes_on(tmp_path: Path) -> None:
+    """And one with other flags compiles everything again, also where it is interrupted itself."""
+    shutil.copy(ROOT / "setup.py", tmp_path)
+    (tmp_path / "broker").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / "broker" / f"{name}.pyx").write_text("")
+    compiler, compiled, broken = tmp_path / "cc", tmp_path / "compiled", tmp_path / "broken"
+    compiler.write_text(
+        f'#!/bin/sh\nfor last; do :; done\nfor out; do [ "$before" = -o ] && break; before=$out; done\n'
+        f'case "$*" in *" -c "*) grep -q . {broken} && case "$*" in *$(cat {broken})*) exit 1;; esac\n'
+        f'echo "$*" | grep -o "broker/[ab].c" >> {compiled};; esac\nmkdir -p "$(dirname "$out")" && touch "$out"\n'
+    )
+    compiler.chmod(0o755)
+
+    def build(but: str = "", **settings: str) -> list[str]:
+        """What is compiled, where one of them is interrupted."""
+        compiled.write_text("")
+        broken.write_text(but)
+        done = subprocess.run(
+            [sys.executable, "setup.py", "--quiet", "build_ext", "--parallel", "1"],
+            cwd=tmp_path,
+            env={**os.environ, "CC": str(compiler), **settings},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert (done.returncode != 0) == bool(but), done.stderr
+        return sorted(compiled.read_text().split())
+
+    a, b = "broker/a.c", "broker/b.c"
+    first = build(but=b) or build(but=a)  # (either may be compiled first)
+    assert len(first) == 1
+    assert build() == sorted({a, b} - set(first))
+    assert build() == []
+    first = build(but=b, GNATSWARM_NATIVE="1") or build(but=a, GNATSWARM_NATIVE="1")
+    assert build(GNATSWARM_NATIVE="1") == sorted({a, b} - set(first))
+    assert build() == [a, b]

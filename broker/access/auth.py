@@ -135,11 +135,13 @@ class Authenticator:
         # INFO has a nonce only where users with nkeys could sign it.
         self.wants_nonce = bool(self._nkeys)
         self._nobody = users.find(options.no_auth_user) if options.no_auth_user else None
+        # Whether the system account's users alone have to log in. INFO asks for it all the same, as nats-server's does.
+        self.has_guests = options.has_guests and self._nobody is None
         self._nobodys_hash = _NOBODYS_HASH.format(users.cost) if users.cost else ""
 
     def anonymous(self, kind: str = STANDARD) -> Identity | None:
         """The identity of a client that has sent no CONNECT; None: it must log in first."""
-        if not self.is_required:
+        if not self.is_required or self.has_guests:
             return NOBODY
         return _identity(self._nobody) if self._nobody is not None and self._nobody.may_come_by(kind) else None
 
@@ -266,7 +268,11 @@ def for_websocket(options: Options) -> Options:
     own = options.websocket
     if own.auth_token or own.auth_user:  # (there are no users then)
         return msgspec.structs.replace(
-            options, auth_token=own.auth_token, auth_user=own.auth_user, auth_password=own.auth_password
+            options,
+            auth_token=own.auth_token,
+            auth_user=own.auth_user,
+            auth_password=own.auth_password,
+            has_guests=False,
         )
     return msgspec.structs.replace(options, no_auth_user=own.no_auth_user) if own.no_auth_user else options
 

@@ -116,6 +116,8 @@ class _Rules:
             self._users[options.auth_user] = None
         if options.no_auth_user in self._users:
             self._users[""] = self._users[options.no_auth_user]
+        elif options.has_guests:
+            self._users[""] = None
         self._compiled: dict[int, tuple[opt.Permissions, Permissions]] = {}
 
     def denial(self, user: str, publishes: bool, subject: str, queue: str) -> tuple[str, bool]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from typing import NamedTuple
 
 from gnatswarm.router.config.cores import MAX_SHARDS
@@ -127,4 +126,8 @@ def _about_tls(command: str, words: list[str]) -> tuple[float, bool]:
 
 def _absolute(executable: str) -> str:
     """The program as the broker finds it, whose directory and PATH may be others."""
-    return os.path.abspath(shutil.which(executable) or executable) if executable else ""
+    if not executable:
+        return ""
+    import shutil  # which imports compression, and other commands need it not
+
+    return os.path.abspath(shutil.which(executable) or executable)

@@ -75,7 +75,7 @@ def _publisher(options: opt.Options, user: str) -> tuple[str, str, opt.Permissio
     name = user or options.no_auth_user
     if name in by_name:
         return name, by_name[name].account, by_name[name].permissions
-    if not user and not options.users:
+    if not user and (options.has_guests or not options.users):
         return options.auth_user, opt.GLOBAL_ACCOUNT, None
     if user and user == options.auth_user:
         return user, opt.GLOBAL_ACCOUNT, None

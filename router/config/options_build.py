@@ -112,7 +112,7 @@ def build(
 
     parsed = parse_file(line.config_file, environment=environment)
     built = build_parsed(parsed, line)
-    if instead_of is not None and instead_of.has_log_in and not built.options.has_log_in and parsed.empty_files:
+    if instead_of is not None and instead_of.is_locked and not built.options.is_locked and parsed.empty_files:
         raise ConfigError([Problem(Position(parsed.empty_files[0]), _EMPTY, _IF_EMPTY)])
     give_up(parsed.tree)
     return built
@@ -253,6 +253,7 @@ class _Building:
             websocket=websocket,
             leafnodes=leafnodes,
             cluster=cluster,
+            has_guests=self._has_guests(parsed),
             config_file=line.config_file,
             config_digest=_digest(parsed) if self._is_like_newer else "",
             notices=tuple(str(notice) for notice in [*self.warnings, *self.notices]),
@@ -470,6 +471,19 @@ class _Building:
         for value in given:
             if isinstance(value, str) and is_hashed(value) and not is_good_hash(value):
                 self._problem(place, BAD_HASH, "make one with `htpasswd -nbB` or the like")
+
+    def _has_guests(self, parsed: conf.Parsed | None) -> bool:
+        """Whether only users of the system account have to log in, as on nats-server: nothing else is configured.
+
+        2.9 lets everybody in even beside an authorization block; here no version does.
+        """
+        settings = self.settings
+        users, accounts = settings.get("users"), settings.get("accounts")
+        if not users or not isinstance(accounts, tuple) or parsed is None or settings.get("no_auth_user"):
+            return False
+        if any(entry.key.lower() == "authorization" for entry in parsed.tree):
+            return False
+        return [account.name for account in accounts] == [settings.get("system_account", SYSTEM_ACCOUNT)]
 
     def _check_system_account(self) -> None:
         name = self.settings.get("system_account", SYSTEM_ACCOUNT)

@@ -78,6 +78,7 @@ LIVE = frozenset(
         "leafnodes.account",
         "leafnodes.users",
         "leafnodes.tls",
+        "has_guests",
         "notices",
         "config_digest",
         "sharding.shards",

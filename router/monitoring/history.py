@@ -56,8 +56,8 @@ class History:
             self._timer = None
 
     def _tick(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(INTERVAL_S, self._tick)  # first: there is a next one
         self.take(time.time_ns() // 1000)
-        self._timer = asyncio.get_running_loop().call_later(INTERVAL_S, self._tick)
 
     def take(self, now_us: int) -> None:
         """Add a sample; beyond the most the oldest one is overwritten."""

@@ -147,7 +147,12 @@ class KeeperLink:
     def _on_readable(self) -> None:
         while True:
             while self._waiting and self._loop is not None:
-                self._deliver(self._waiting.popleft())
+                try:
+                    self._deliver(self._waiting.popleft())
+                except Exception:
+                    if self._waiting and self._loop is not None:  # (nothing may come any more that would deliver them)
+                        self._loop.call_soon(self._on_readable)
+                    raise
             if self._loop is None or not self._read(socket.MSG_DONTWAIT):
                 return
 

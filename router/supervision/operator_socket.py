@@ -4,14 +4,13 @@ What takes long sends lines with `progress` before.
 
 A Unix socket in the broker's private directory (mode 0700), so only the user who runs the broker, and root, can use
 it. It listens before the broker serves (`router.supervision.runtime_files`): a request during the start is answered
-after it. Served by the supervisor, used by `router.commands.operator_commands`.
+after it. Served by the supervisor, used by `router.commands.operator_commands`, whose processes need neither asyncio
+nor logging: half of what a health check would take.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
@@ -22,9 +21,9 @@ from gnatswarm.router.config.reload import Change
 from gnatswarm.router.supervision.broker_view import RuleState
 
 if TYPE_CHECKING:
+    import asyncio
+    import logging
     import socket
-
-log = logging.getLogger("gnatswarm.router.operator")
 
 # A request is short; a client that sends none within a second is not one of our commands.
 MAX_REQUEST_BYTES = 4096
@@ -251,6 +250,8 @@ class OperatorServer:
 
     async def serve(self, listening: socket.socket, answer: Answer) -> None:
         """Serve this listening socket instead of the last one, which is closed; pending answers are still sent."""
+        import asyncio
+
         self._answer = answer
         before, self._server = (
             self._server,
@@ -261,6 +262,8 @@ class OperatorServer:
 
     def move_to(self, listening: socket.socket) -> None:
         """Soon serve this listening socket instead; does nothing if none is served yet."""
+        import asyncio
+
         if self._answer is not None:
             self._changing = asyncio.get_running_loop().create_task(self.serve(listening, self._answer))
 
@@ -271,6 +274,8 @@ class OperatorServer:
             self._server = None
 
     async def _on_operator(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        import asyncio
+
         try:
             line = await _request_line(reader)
             if line:
@@ -296,15 +301,23 @@ class OperatorServer:
         try:
             return await self._answer(request, say)
         except Exception as error:  # which nobody expected; who hears nothing would take it for the router's end
-            log.critical("%s could not be answered", type(request).__name__, exc_info=True)
+            _log().critical("%s could not be answered", type(request).__name__, exc_info=True)
             return Reply(error=f"an unexpected error, the log says more: {error!a}")
 
 
 async def _request_line(reader: asyncio.StreamReader) -> bytes:
     """The line of a request; empty, and logged, if none came in time or it was too long."""
+    import asyncio
+
     try:
         async with asyncio.timeout(REQUEST_DEADLINE_S):
             return await reader.readline()
     except (TimeoutError, ValueError, ConnectionError) as error:
-        log.warning("An operator's request was not readable: %s", str(error) or "nothing came")
+        _log().warning("An operator's request was not readable: %s", str(error) or "nothing came")
         return b""
+
+
+def _log() -> logging.Logger:
+    import logging
+
+    return logging.getLogger("gnatswarm.router.operator")

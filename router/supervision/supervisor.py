@@ -259,15 +259,17 @@ class Supervisor:
                     rest.callback(self._deliver, shard, supervision.Late(gap_s))
 
     def _keep_house(self) -> None:
-        """What beside the shards has to be looked after again and again."""
-        self._broker.page.settle_connections()
-        logs.rotate_when_full()
-        self._relays.on_tick()
-        self._broker.gaps.write(self._broker.stats_dir)
-        self._mend()
-        self._broker.holdings.catch_up()
-        self._hold()
-        self._notify()
+        """What beside the shards has to be looked after again and again, each whatever becomes of the others."""
+        broker = self._broker
+        with contextlib.ExitStack() as rest:  # (the last one is called first)
+            rest.callback(self._notify)
+            rest.callback(self._hold)
+            rest.callback(broker.holdings.catch_up)
+            rest.callback(self._mend)
+            rest.callback(broker.gaps.write, broker.stats_dir)
+            rest.callback(self._relays.on_tick)
+            rest.callback(logs.rotate_when_full)
+            rest.callback(broker.page.settle_connections)
 
     def _mend(self) -> None:
         """Restore our directory or files in it, which a cleaner of old files may have removed."""

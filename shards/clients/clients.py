@@ -730,7 +730,10 @@ class Clients:
         for _ in range(min(BUSY_AT_ONCE, len(self._busy))):
             session = self._busy.popleft()
             if session.socket is not None:
-                session.connection.read_on()
+                try:
+                    session.connection.read_on()
+                except Exception:
+                    self._blame(session)
         if self._busy:
             asyncio.get_running_loop().call_soon(self._read_on)
         self._reactor.finish()
@@ -755,7 +758,11 @@ class Clients:
             session = next(iter(self._ending))
             del self._ending[session]
             held, compiled = session.connection.subscriptions, self.rights.compiled_entries
-            session.end_some(left)
+            try:
+                session.end_some(left)
+            except Exception:
+                self._blame(session)
+                continue
             left -= max(held, CLIENT_COUNTS_AS, (self.rights.compiled_entries - compiled) // ENTRIES_COUNT_AS_LOOK)
             if session.connection.is_ending:  # behind the others
                 self._ending[session] = None
@@ -775,10 +782,20 @@ class Clients:
     def close(self, sessions: Iterable[ClientSession], reason: CloseReason) -> None:
         """Close these clients, after sending as much of their queued bytes as their sockets take at once."""
         for session in sessions:
-            self.tell_now(session)
+            try:
+                self.tell_now(session)
+            except Exception:
+                self._blame(session)
             if session.socket is not None:
                 session.socket.kick(reason)
         self._reactor.finish()
+
+    def _blame(self, session: ClientSession) -> None:
+        """An error of ours is being handled, in what is done for one client of many: the others go on."""
+        if session.socket is not None:
+            self._reactor.blame(session.socket)
+        else:
+            logger.exception("%s - an error of ours for a client that has gone", session)
 
     def read_ahead(self) -> tuple[int, set[int]]:
         """Carry out what clients have sent that have closed, or are over their publish_limits, without these.
@@ -790,7 +807,11 @@ class Clients:
         return len(heard), {session.connection.cid for session in heard if session.has_ended}
 
     def _hear(self, sessions: Iterable[ClientSession]) -> None:
-        self._hearing.begin(sessions)
+        for session in sessions:
+            try:
+                self._hearing.begin(session)
+            except Exception:
+                self._blame(session)
         self._reactor.finish()
         if self._hearing.sessions and not self._settles_soon:
             self._settles_soon = True
@@ -805,7 +826,15 @@ class Clients:
 
     def hear_out(self, sessions: Iterable[ClientSession]) -> list[ClientSession]:
         """Those of them that may be closed now: others are heard out first (`Hearing`), for a second at most."""
-        heard = [session for session in sessions if self._hearing.is_over(session)]
+        heard = []
+        for session in sessions:
+            try:
+                is_over = self._hearing.is_over(session)
+            except Exception:
+                self._blame(session)
+                is_over = True
+            if is_over:
+                heard.append(session)
         self._reactor.finish()
         return heard
 
@@ -922,7 +951,10 @@ class Clients:
         """One turn: other clients are served before the next one."""
         self._tells_soon = False
         for session in list(islice(self._untold, TOLD_AT_ONCE)):
-            self.tell_now(session)
+            try:
+                self.tell_now(session)
+            except Exception:
+                self._blame(session)
         if self._untold:
             self._tells_soon = True
             asyncio.get_running_loop().call_soon(self._tell_some)
@@ -1022,9 +1054,12 @@ class Clients:
             if session.connection.is_moving:
                 self._note_reload(session, listens=listens)
                 continue
-            self._readmit(session)
-            if listens:
-                self._listen_anew(session)
+            try:
+                self._readmit(session)
+                if listens:
+                    self._listen_anew(session)
+            except Exception:  # it may have rights still that it should not have
+                self._blame(session)
         self._at_once = 0
         if self._unchecked:
             self._checks_soon = True
@@ -1049,7 +1084,10 @@ class Clients:
             session = self._perhaps_surplus.pop()
             looked += 1
             if self.open.get(session.connection.cid) is session and not session.connection.is_moving:
-                closed += self._end_surplus(session) or self._end_surplus_of_account(session)
+                try:
+                    closed += self._end_surplus(session) or self._end_surplus_of_account(session)
+                except Exception:
+                    self._blame(session)
         self._reactor.finish()
         if self._perhaps_surplus:
             self._closes_soon = True

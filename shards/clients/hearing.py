@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Collection
 
     from gnatswarm.broker.allowance import Allowance
     from gnatswarm.shards.clients.session import ClientSession
@@ -75,11 +75,10 @@ class Hearing:
         """Those that are being heard."""
         return self._parts.keys()
 
-    def begin(self, sessions: Iterable[ClientSession]) -> None:
-        """Hear those of them that have something to say: settle() gives them their limit again."""
-        for session in sessions:
-            if session not in self._parts:
-                self._begin(session, False)
+    def begin(self, session: ClientSession) -> None:
+        """Hear it, if it has something to say: settle() gives it its limit again."""
+        if session not in self._parts:
+            self._begin(session, False)
 
     def settle(self) -> list[ClientSession]:
         """Limit those again that were heard and are still here; who they are."""

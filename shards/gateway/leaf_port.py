@@ -147,7 +147,13 @@ class LeafPort:
         own = options
         if leafnodes.users:
             own = msgspec.structs.replace(
-                options, auth_token="", auth_user="", auth_password="", users=leafnodes.users, no_auth_user=""
+                options,
+                auth_token="",
+                auth_user="",
+                auth_password="",
+                has_guests=False,
+                users=leafnodes.users,
+                no_auth_user="",
             )
             users = UserIndex(own.users)
         self.authenticator = Authenticator(own, self._verdicts, users=users)

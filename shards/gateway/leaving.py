@@ -61,19 +61,28 @@ class Leaving:
         self._reactor.finish()
         sessions = self._sessions()
         for session in sessions:
-            if session in self._ended:
-                continue
-            if session.socket is None or session.link.slot < 0:  # (who has not said who it is has nothing to lose)
-                session.close("Server Shutdown")
-                self._ended.add(session)
-            elif session.socket.end_sending():
-                session.link.fall_silent()
-                self._ended.add(session)
+            if session not in self._ended:
+                try:
+                    self._end(session)
+                except Exception:
+                    self._ended.add(session)
+                    if session.socket is None:
+                        raise
+                    self._reactor.blame(session.socket)
         if sessions:
             self._loop.call_later(LOOK_S, self._look)
         else:
             self._exchange.call_when_known(self._done_soon)
         self._reactor.finish()
+
+    def _end(self, session: RouteSession | LeafConnection) -> None:
+        """Tell it that nothing more comes, unless something is not sent yet."""
+        if session.socket is None or session.link.slot < 0:  # (who has not said who it is has nothing to lose)
+            session.close("Server Shutdown")
+            self._ended.add(session)
+        elif session.socket.end_sending():
+            session.link.fall_silent()
+            self._ended.add(session)
 
     def _done_soon(self) -> None:
         self._loop.call_soon(self._done)  # (a sibling's frames are just being read)

@@ -850,6 +850,13 @@ cdef class Reactor:
             out_call(&socket.peer.out)
         return 0
 
+    def blame(self, Socket socket not None):
+        """An error of ours is being handled, in what is done for this client or server alone: it costs that one its
+        connection, as in a round. It is raised again where it costs more: a sibling's."""
+        if not socket.peer.on_failure():
+            raise
+        self.give_up(socket)
+
     cdef void set_due(self, Source source) noexcept:
         self.due = source
         # (A timer that ends does not put off those for whom a round is to come at once.)

@@ -191,6 +191,7 @@ def test_a_max_holds_over_both_shards(moving, most):
     assert [payload for sid, payload in got if sid == b"1"] == [b"%d" % n for n in range(1, most + 1)]
     assert [payload for sid, payload in got if sid == b"2"] == [b"%d" % n for n in range(1, 7)]
     assert client.connection.subscriptions == 1
+    assert (client.connection.out_msgs, client.connection.out_bytes) == (len(got), len(got))
     mesh.close()
 
 
@@ -469,6 +470,23 @@ def test_a_client_that_takes_no_headers_gets_none_while_it_moves_nor_afterwards(
         moving.deliver()
         assert client.engine is mesh.engines[NEW]
         assert client.take() == b"MSG a 1 1\r\n%d\r\n" % number
+    publisher.close()
+    mesh.close()
+
+
+def test_headers_beyond_a_max_do_not_count_for_a_client_that_takes_none(moving):
+    mesh = moving.mesh
+    client = mesh.clients[0]
+    publisher = mesh.engines[NEW].client(NO_RESPONDERS)
+    client.feed(b"SUB a 1\r\nUNSUB 1 2\r\n")
+    mesh.settle()
+    moving.begin(client)
+    published(mesh.clients[1], "one")
+    mesh.settle()
+    publisher.feed(b"HPUB a 12 15\r\nNATS/1.0\r\n\r\ntwo\r\nHPUB a 12 17\r\nNATS/1.0\r\n\r\nthree\r\n")
+    moving.deliver()
+    assert payloads(client) == ["one", "two"]
+    assert (client.connection.out_msgs, client.connection.out_bytes) == (2, 6)
     publisher.close()
     mesh.close()
 

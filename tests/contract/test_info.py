@@ -46,6 +46,7 @@ LATER = {
         "max_payload: 1000\naccounts { A { users [ {user: a, pass: b} ], limits { max_payload: 50 } } }",
         {"user": "a", "pass": "b"},
     ),
+    "only the system account has users": ("accounts { $SYS { users [ {user: a, pass: b} ] } }", {}),
     "a limit over the server's": (
         "max_payload: 40\naccounts { A { users [ {user: a, pass: b} ], limits { max_payload: 50 } } }\nno_auth_user: a",
         {},

@@ -30,14 +30,19 @@ def reference() -> ModuleType:
     return script("reference")
 
 
+@pytest.fixture(scope="module")
+def page(reference: ModuleType) -> str:
+    return str(reference.page())
+
+
 def test_the_capacity_tables_are_what_was_measured() -> None:
     written = (ROOT / "deploy" / "CAPACITY.md").read_text(encoding="utf-8")
     assert written == script("capacity").page(written), "run `make reference`"
 
 
-def test_the_page_is_what_the_options_are(reference: ModuleType) -> None:
+def test_the_page_is_what_the_options_are(page: str) -> None:
     written = (ROOT / "deploy" / "CONFIGURATION.md").read_text(encoding="utf-8")
-    assert written == reference.page(), "run `make reference`"
+    assert written == page, "run `make reference`"
 
 
 def test_every_option_has_a_line_in_its_section(reference: ModuleType) -> None:
@@ -52,8 +57,7 @@ def test_every_option_has_a_line_in_its_section(reference: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("key", [key for key in KEYS if key.names != ("stats",)], ids=lambda key: key.names[0])
-def test_every_key_of_the_file_is_on_the_page(reference: ModuleType, key: object) -> None:
-    page = reference.page()
+def test_every_key_of_the_file_is_on_the_page(page: str, key: object) -> None:
     assert all(f"`{name}`" in page for name in key.names)  # type: ignore[attr-defined]
 
 

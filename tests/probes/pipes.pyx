@@ -4,7 +4,7 @@
 It decides nothing. Reads probes.engine's sockets; tests.simulation.swarm and .world call it.
 """
 
-from libc.stdint cimport int64_t
+from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memchr, memcmp
 
 from gnatswarm.broker.outbuf cimport out_pending
@@ -161,8 +161,8 @@ cdef struct Word:
     Py_ssize_t size
 
 
-def client_frames(bytes data not None, Py_ssize_t at, bint is_cut) -> list:
-    """The frames that a client was sent, which must be whole unless `is_cut`.
+def client_frames(bytes data not None, Py_ssize_t at, bint is_cut, Sight sight not None) -> list:
+    """The frames that a client was sent, which must be whole unless `is_cut`. Its messages are counted in `sight`.
 
     (Where it ends in the stream, in which `data` is at `at`; its line, b"" for a message, b"503" for the header of
     that name, b"{" for a document; sid; number that is the payload; subject; reply; header, or the document).
@@ -211,9 +211,13 @@ def client_frames(bytes data not None, Py_ssize_t at, bint is_cut) -> list:
             found.append((at + body + size + 2 - start, b"503", number_in(words[2].at, words[2].at + words[2].size), 0,
                           words[1].at[:words[1].size], b"", body[:size]))
         elif size > header and body[header] == c"{":
+            sight.msgs += 1
+            sight.payload_bytes += size
             found.append((at + body + size + 2 - start, b"{", number_in(words[2].at, words[2].at + words[2].size), 0,
                           words[1].at[:words[1].size], b"", body[header:size]))
         else:
+            sight.msgs += 1
+            sight.payload_bytes += size
             found.append((at + body + size + 2 - start, b"", number_in(words[2].at, words[2].at + words[2].size),
                           number_in(body + header, body + size), words[1].at[:words[1].size],
                           words[3].at[:words[3].size] if n == 5 + has_header else b"", body[:header]))
@@ -229,6 +233,8 @@ cdef class Sight:
     cdef public size_t queued
     cdef public size_t sent
     cdef public bint is_watched      # look at it again in any case
+    cdef public uint64_t msgs        # that it was sent, all told, but for those that say 503
+    cdef public uint64_t payload_bytes
 
 
 def with_news(list sights not None) -> list:

@@ -301,6 +301,26 @@ def test_what_only_prints_imports_nothing_heavy(words: list[str]) -> None:
     assert result.stdout.splitlines()[-1] == "[] True"
 
 
+@pytest.mark.parametrize(
+    "words", ["health -p 1", "status -p 1", "reload -p 1", "scale 2 -p 1", "why a -p 1", "-t -c /dev/null"]
+)
+def test_what_asks_a_broker_or_tests_a_file_imports_no_more_than_that_needs(words: str, tmp_path: pathlib.Path) -> None:
+    """A health check is a process every few seconds: with these it took twice as long."""
+    heavy = {"asyncio", "uvloop", "logging", "ast", "lzma", "_ssl", "_decimal", "typing_extensions", "subprocess"}
+    code = (
+        "import sys; from gnatswarm.router.cli import main; from gnatswarm.shards.lean_imports import is_late; "
+        f"main({words.split()!r}); print(sorted(n for n in {heavy!r} & set(sys.modules) if not is_late(n)))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path), "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert result.stdout.splitlines()[-1] == "[]"
+
+
 def to_full_output(words: str, is_buffered: bool) -> subprocess.CompletedProcess[str]:
     unbuffered = {} if is_buffered else {"PYTHONUNBUFFERED": "1"}
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"} | unbuffered

@@ -69,3 +69,26 @@ def test_a_reload_with_more_limits_before_and_behind_it_than_can_be_counted_says
     accounts, publishers = ([b"%d" % number for number in range(most)] for most in (16_384, 65_536))
     assert crowding(accounts + accounts, publishers + publishers) == []
     assert [text.split()[0] for text in crowding([*accounts, b"one"], [*publishers, b"one"])] == ["16,385", "65,537"]
+
+
+@pytest.mark.parametrize("fails", ["echo", "system", "placing", "questions"])
+def test_whoever_cannot_be_told_of_the_end_of_a_shard_the_others_are(fails: str) -> None:
+    told: list[str] = []
+
+    def tells(what: str) -> Any:
+        def tell(*_given: object) -> None:
+            told.append(what)
+            assert what != fails
+
+        return tell
+
+    companions: Any = SimpleNamespace(
+        _broker=SimpleNamespace(is_stopping=False),
+        _echo=SimpleNamespace(on_gone=tells("echo")),
+        _system=SimpleNamespace(on_shard_gone=tells("system")),
+        _placing=SimpleNamespace(on_shard_gone=tells("placing")),
+        _monitoring=SimpleNamespace(questions=SimpleNamespace(on_gone=tells("questions"))),
+    )
+    with pytest.raises(AssertionError):
+        Companions.on_shard_gone(companions, 1)
+    assert sorted(told) == ["echo", "placing", "questions", "system"]

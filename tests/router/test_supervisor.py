@@ -77,7 +77,7 @@ def test_a_signal_stops_it_with_nothing_left(tmp_path: Path, number: signal.Sign
 
 
 def test_a_shard_gets_what_it_was_promised_and_no_other_descriptor(tmp_path: Path) -> None:
-    with Router(tmp_path, 2) as router:
+    with Router(tmp_path, 2, are_programs=True) as router:
         router.wait_ready()
         first, second = sorted(router.boots(), key=lambda boot: boot["shard"])
         assert first["port"] == second["port"] == router.port
@@ -614,12 +614,11 @@ def test_where_all_shards_are_short_of_descriptors_all_that_accept_get_connectio
 def test_after_a_tick_that_failed_there_is_another() -> None:
     """Else no hung shard would be found any more, and none that is backing off started."""
     later: list[Any] = []
-    broker: Any = SimpleNamespace(
-        members=[], relays=[], keeper=None, page=SimpleNamespace(settle_connections=lambda: 1 // 0)
-    )
+    broker: Any = SimpleNamespace(members=[], relays=[], keeper=None)
     anything: Any = None
     supervisor: Any = Supervisor(broker, notifier=anything, audience=anything)
     supervisor._loop = SimpleNamespace(call_later=lambda _delay_s, tick: later.append(tick))
+    supervisor._keep_house = lambda: 1 // 0
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
             supervisor._tick()
@@ -644,6 +643,35 @@ def test_a_shard_that_cannot_be_looked_after_costs_no_other_its_turn(monkeypatch
     with pytest.raises(AssertionError):
         supervisor._tick()
     assert looked == [*((number, TimePassed()) for number in range(3)), "house"]
+
+
+@pytest.mark.parametrize("fails", ["settle", "rotate", "relays", "gaps", "mend", "catch up", "hold", "notify"])
+def test_what_cannot_be_looked_after_costs_nothing_else_its_turn(fails: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk would have a service manager end the broker, which hears nothing of it any more."""
+    done: list[str] = []
+
+    def does(what: str) -> Any:
+        def do(*_given: object) -> None:
+            done.append(what)
+            assert what != fails
+
+        return do
+
+    broker: Any = SimpleNamespace(
+        members=[], relays=[], keeper=None, stats_dir="",
+        page=SimpleNamespace(settle_connections=does("settle")),
+        gaps=SimpleNamespace(write=does("gaps")),
+        holdings=SimpleNamespace(catch_up=does("catch up")),
+    )  # fmt: skip
+    anything: Any = None
+    supervisor: Any = Supervisor(broker, notifier=anything, audience=anything)
+    supervisor._relays = SimpleNamespace(on_tick=does("relays"))
+    monkeypatch.setattr("gnatswarm.shards.boundary.logs.rotate_when_full", does("rotate"))
+    for name in ("mend", "hold", "notify"):
+        monkeypatch.setattr(supervisor, f"_{name}", does(name))
+    with pytest.raises(AssertionError):
+        supervisor._keep_house()
+    assert done == ["settle", "rotate", "relays", "gaps", "mend", "catch up", "hold", "notify"]
 
 
 # The loop ends only when its threads have.

@@ -62,3 +62,25 @@ def test_only_what_can_be_read_to_its_end_is_waited_for(session: Session, did: l
     assert done == [True]
     limit()
     assert done == [True]
+
+
+def test_an_error_of_ours_at_the_end_of_one_connection_costs_that_one_alone() -> None:
+    """The others' last messages would be lost with the process."""
+    later: list[Any] = []
+    loop: Any = SimpleNamespace(
+        time=lambda: 0.0,
+        call_later=lambda _after_s, call: later.append(call),
+        call_soon=lambda call: later.append(call),
+    )
+    exchange: Any = SimpleNamespace(withdraw=lambda call: call(), hush=lambda: None)
+    bad, good = Session(), Session()
+    assert bad.socket is not None
+    bad.socket.end_sending = lambda: 1 // 0
+    blamed: list[Any] = []
+    reactor: Any = SimpleNamespace(finish=lambda: None, blame=blamed.append)
+    there: list[Any] = [bad, good]
+    Leaving(loop, reactor, exchange, lambda: there, lambda: None).begin(1.0)
+    for call in later[1:]:
+        call()
+    later[-1]()
+    assert (blamed, bad.did, good.did) == ([bad.socket], [], ["ends sending", "falls silent"])

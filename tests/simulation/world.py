@@ -547,7 +547,7 @@ class World:
                 at = sight.queued
                 data = socket.queued_from(at)
                 sight.queued += len(data)
-                for frame in client_frames(data, at, socket.close_reason != 0):
+                for frame in client_frames(data, at, socket.close_reason != 0, sight):
                     self.on_queued(person, *frame)
             sight.sent = len(socket.sent)
             if person.unread:
@@ -2316,6 +2316,9 @@ class World:
             if not person.is_gone:
                 left = person.process.engine.probe.left_of_moves(person.client.connection)
                 assert not left, f"client {person.number} does not move, but for {left}"
+                had = person.sight.msgs, person.sight.payload_bytes
+                counted = person.client.connection.out_msgs, person.client.connection.out_bytes
+                assert counted == had, f"client {person.number} has had {had} messages and bytes, counted {counted}"
         for here in self.swarm.alive:
             for sublist in here.engine.probe.mesh.sublists():  # type: ignore[union-attr]
                 found = here.engine.probe.groups(sublist)

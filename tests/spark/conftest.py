@@ -16,7 +16,8 @@ ONE_COMPILER = "-XX:TieredStopAtLevel=1"
 # With one compiler Java keeps 48 MB of code by default. The session of all tests has more: it spent a tenth of its time
 # on finding code to drop, and then compiled again what it had dropped.
 ROOM_FOR_CODE = "-XX:ReservedCodeCacheSize=240m"
-
+# To verify classes, of Spark itself alone here, is a fifth of a start and of what is done for the first time.
+UNVERIFIED = "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 
 # Who is stopped while Spark answers leaves that answer to the next test, and so do all behind it.
 TIMEOUT_S = 600
@@ -32,7 +33,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def java_options() -> str:
     """Spark's temporary files, of which each job makes some dozens, are where Python's are."""
-    return f"{ONE_COMPILER} -Djava.io.tmpdir={tempfile.gettempdir()}"
+    return f"{ONE_COMPILER} {UNVERIFIED} -Djava.io.tmpdir={tempfile.gettempdir()}"
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -95,7 +95,7 @@ def test_blocks_and_the_only_user(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 def test_every_option_of_the_file_has_a_name() -> None:
     named = {field for _, field in fields_by_name()} | {"headers", "http_host"}  # no_header_support, http
-    not_in_the_file = {"config_file", "config_digest", "notices"}
+    not_in_the_file = {"config_file", "config_digest", "notices", "has_guests"}
     missing = set()
     for section in msgspec.structs.fields(Options):
         inner = msgspec.structs.fields(section.type) if isinstance(section.default, msgspec.Struct) else ()

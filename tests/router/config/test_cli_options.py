@@ -213,7 +213,7 @@ def test_every_option_can_be_configured() -> None:
     fields = {field.name for field in msgspec.structs.fields(Options)} - sections.keys()
     fields |= {f"{name}.{field.name}" for name, kind in sections.items() for field in msgspec.structs.fields(kind)}
     authorization = {"auth_token", "auth_user", "auth_password", "users", "accounts", "limits.auth_timeout_s"}
-    told_by_the_program = {"config_file", "config_digest", "notices"}
+    told_by_the_program = {"config_file", "config_digest", "notices", "has_guests"}
     # their keys: below, in test_imports_exports_options.py, and in tests of blocks
     blocks = {"tls", "websocket", "mappings", "leafnodes", "cluster", "placement"}
     assert fields - authorization - told_by_the_program - blocks == settable

@@ -120,3 +120,17 @@ def test_a_file_that_is_empty_for_a_moment_lets_nobody_in_who_had_to_log_in(tmp_
     users.write_text("# nobody\n")
     whole.write_text("include users.conf\n")
     assert not build(line, instead_of=old).options.has_log_in  # somebody has said so
+
+
+def test_a_file_that_is_empty_for_a_moment_lets_no_guests_in_beside_the_system_account(tmp_path: Path) -> None:
+    whole, users = tmp_path / "broker.conf", tmp_path / "users.conf"
+    whole.write_text('accounts { $SYS { users: [ { user: sys, password: "secret" } ] } }\ninclude users.conf\n')
+    users.write_text('authorization { users: [ { user: ann, password: "secret" } ] }\n')
+    line = parse(["-c", str(whole)])
+    old = build(line).options
+    assert old.is_locked
+    users.write_text("")
+    with pytest.raises(ConfigError, match="the file is empty, and without it everybody may connect"):
+        build(line, instead_of=old)
+    options = build(line).options
+    assert options.has_guests and options.has_log_in and not options.is_locked

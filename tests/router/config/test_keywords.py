@@ -53,6 +53,7 @@ def test_every_section_of_the_options_can_be_reached():
         "headers",
         "config_file",
         "config_digest",
+        "has_guests",
         "notices",
         "http_host",
         "fence_timeout_s",

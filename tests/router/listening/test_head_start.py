@@ -30,7 +30,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[3]
 
 # What an empty Python has not, and a broker has until its port is open; and where it reads a file.
 FEW = 24
-FEW_WITH_FILE = 56
+FEW_WITH_FILE = 57
 FILE = """
 listen: 127.0.0.1:-1
 http: -1

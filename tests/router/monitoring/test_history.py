@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from itertools import pairwise
 
+import pytest
+
 from gnatswarm.router.monitoring.history import COUNTERS, History
 
 
@@ -52,3 +54,11 @@ def test_the_next_router_goes_on_with_it_and_not_with_another_form():
     assert second.latest(2) == {"at": [7.0, 8.0]} | {name: [7, 8] for name in COUNTERS}
     assert History(dict, most=6, fd=fd).latest(9)["at"] == []
     os.close(fd)
+
+
+async def test_after_a_sample_that_failed_there_is_another():
+    history = History(lambda: {}, most=5)
+    with pytest.raises(KeyError):
+        history.start()
+    assert history._timer is not None
+    history.close()

@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator
 from itertools import pairwise
 from types import SimpleNamespace
+from typing import Any
 
 import bcrypt
 import msgspec
@@ -1027,5 +1028,70 @@ async def test_publish_limits_hold_for_what_comes_in_one_write_with_the_log_in(*
         assert 4 <= sum(one.in_msgs for one in connections) <= 5
         quick = house.connect()
         await quick.talk(words + b"PING\r\n")
+    finally:
+        house.close()
+
+
+@pytest.mark.parametrize("what", ["reload", "surplus", "news", "close", "read on", "subscriptions", "hear", "hear out"])
+async def test_an_error_of_ours_in_what_is_done_for_one_client_of_many_costs_that_client_alone(
+    what: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It cost all clients of the shard."""
+    house = OneShard(Options())
+    failed: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: failed.append(context))
+    try:
+        there = [house.connect() for _ in range(3)]
+        for client in there:
+            await client.talk(b'CONNECT {"verbose":false,"protocol":1}\r\nPING\r\n')
+        clients = house.shard.clients
+        sessions = list(clients.open.values())
+        bad = sessions[1]
+        done: list[object] = []
+
+        def fails_for_one(owner: object, name: str) -> None:
+            before = getattr(owner, name)
+
+            def stumbles(*given: Any, **named: Any) -> Any:
+                if bad in given:
+                    raise RuntimeError("of the test")
+                return before(*given, **named)
+
+            monkeypatch.setattr(owner, name, stumbles)
+
+        match what:
+            case "reload":
+                fails_for_one(clients, "_readmit")
+                house.shard.reload(Options(), lambda: done.append(True))
+                await until(lambda: done)
+            case "surplus":
+                fails_for_one(clients, "_end_surplus")
+                house.shard.reload(Options(limits=Limits(max_connections=3)), lambda: done.append(True))
+                await until(lambda: done)
+            case "news":
+                fails_for_one(clients, "tell_now")
+                clients.announce_departure()
+            case "close":
+                fails_for_one(clients, "tell_now")
+                clients.close([bad], CloseReason.KICKED)
+            case "read on":
+                one: Any = SimpleNamespace(socket=bad.socket, connection=SimpleNamespace(read_on=lambda: 1 // 0))
+                clients.on_turn_over(one)
+            case "subscriptions":
+                fails_for_one(type(bad), "end_some")
+                clients.end_soon(bad)
+            case "hear":
+                fails_for_one(clients._hearing, "_begin")
+                clients.read_ahead()
+            case _:
+                fails_for_one(clients._hearing, "is_over")
+                assert clients.hear_out(sessions) == sessions
+        await until(lambda: bad.connection.cid not in clients.open)
+        assert list(clients.open.values()) == [sessions[0], sessions[2]]
+        for client in (there[0], there[2]):
+            client.send(b"PING\r\n")
+            assert (await client.wait(b"PONG\r\n")).endswith(b"PONG\r\n")
+        assert not failed
+        assert "its connection is closed because of an error of ours" in caplog.text
     finally:
         house.close()

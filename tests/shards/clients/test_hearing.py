@@ -79,7 +79,7 @@ def test_who_moves_is_heard_where_it_goes_on(client: Client) -> None:
 
 def test_who_is_closed_later_than_it_was_heard_is_heard_again(client: Client) -> None:
     session: Any = client
-    client.hearing.begin([session])
+    client.hearing.begin(session)
     client.now_s += HEAR_OUT_S
     assert client.hearing.settle() == [session] and client.allowance is LIMIT
     assert not client.is_over and client.allowance is None

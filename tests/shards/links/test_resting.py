@@ -127,3 +127,18 @@ async def test_a_resting_link_that_has_ended_is_heard_out_in_turns(two: LinkedSh
         two.shards[1].one.shard.reactor.finish()
         await until(lambda: rests or not two.shards[1].links.sessions)
     assert link.in_msgs == 500
+
+
+async def test_an_error_of_ours_for_a_sibling_costs_more_than_its_link(two: LinkedShards) -> None:
+    """Its link would be made anew without what the error has cost others: the shard ends."""
+    reactor, [session] = two.shards[0].one.shard.reactor, two.shards[0].links.sessions
+
+    def fail() -> None:
+        try:
+            _ = 1 // 0
+        except ZeroDivisionError:
+            reactor.blame(session.socket)  # type: ignore[arg-type]
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert two.shards[0].links.sessions == [session]

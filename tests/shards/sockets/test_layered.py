@@ -369,13 +369,17 @@ def test_a_round_has_time_for_few_handshakes_and_the_others_are_not_forgotten(
     looks: list[int] = []
     for _ in range(COUNT):
         bench.connect(gate(looks)).sendall(b"\x16 or the beginning of a request")
-    for turn in range(1, COUNT + 1):
+    # (A round that a busy machine interrupts for long ends early, and may come to none of them.)
+    for _ in range(100 * COUNT):
+        before = len(looks)
+        if before == COUNT:
+            break
         bench.plain.sendall(b"PING\r\n")
         bench.reactor.turn()
-        assert bench.plain.recv(100, socket.MSG_DONTWAIT) == b"PONG\r\n"
-        assert len(looks) == turn
+        assert len(looks) <= before + 1
     bench.reactor.turn()
     assert len(looks) == COUNT
+    assert bench.plain.recv(10_000, socket.MSG_DONTWAIT).count(b"PONG") >= COUNT
     assert not select.select([bench.reactor.fd], [], [], 0)[0]
 
 
