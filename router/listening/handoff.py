@@ -125,10 +125,12 @@ class Handoff:
     def end(self) -> None:
         """The broker ends: accept those that wait, and nobody any more. It closes when all are in a queue.
 
-        Shards that accept now read theirs to the end.
+        Shards that accept now read theirs to the end. Again it does nothing.
         """
         if self._loop is None:
             self.close()
+            return
+        if self._last is not None:
             return
         self._last = self._accepting()
         for _ in range(BACKLOG // SOCKETS_PER_PACKET):

@@ -130,3 +130,17 @@ async def test_who_is_in_the_queue_of_a_shard_that_dies_when_it_ends_goes_to_ano
         is_full.clear()
         handoff.take_back(0)
         assert (placed(ends[0]), placed(ends[1])) == (0, 1)
+
+
+async def test_it_may_end_twice(listener: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_full = [True]
+    monkeypatch.setattr(module, "send_descriptors", lambda *sent: not is_full and send_descriptors(*sent))
+    handoff = Handoff(listener, Page.create(), lambda: [0])
+    with socket.socket(fileno=os.dup(handoff.shard_fd(0))) as end, socket.create_connection(listener.getsockname()):
+        handoff.start()
+        handoff.end()
+        listener.close()  # as in lame duck mode, while all queues are full; then the broker is told to stop
+        handoff.end()
+        is_full.clear()
+        await until(lambda: not handoff.holdings())
+        assert placed(end) == 1
