@@ -38,6 +38,13 @@ COMMANDS = (
 SPARK = ("report", "ingest", "compact", "place", "suggest-permissions")
 # A client for the terminal: a separate program, like the load generator.
 TALK = ("pub", "sub", "req", "reply", "events")
+# Which module, run with which words, prints the help of a command that is a program of its own. That of the Spark jobs
+# needs no Spark, so it is also shown where Spark is not installed.
+HELP_PROGRAMS = {
+    "bench": ("gnatswarm.loadtest.bench", "-h"),
+    **{job: ("gnatswarm.spark.jobs.arguments", job) for job in SPARK},
+    **{command: ("gnatswarm.loadtest.talk", command, "-h") for command in TALK},
+}
 
 
 # A service manager's variables for the process that it has started.
@@ -201,13 +208,8 @@ def _help(command: str, program: str) -> int:
     """Print the help of this command, or of the program."""
     from gnatswarm.router.config.help import command_help_text, help_text
 
-    if command in SPARK:
-        # This help needs no Spark, so it is also shown where Spark is not installed.
-        _become("gnatswarm.spark.jobs.arguments", command)
-    if command == "bench":
-        _become("gnatswarm.loadtest.bench", "-h")
-    if command in TALK:
-        _become("gnatswarm.loadtest.talk", command, "-h")
+    if command in HELP_PROGRAMS:
+        _become(*HELP_PROGRAMS[command])
     print(command_help_text(command, program) or help_text(program), end="")
     return 0
 
@@ -365,7 +367,7 @@ def _completion(words: list[str], program: str) -> int:
 
     if len(words) != 1 or words[0] not in SHELLS:
         raise BadCommandLine(f"completion: for which shell? (as in: {program} completion {'|'.join(SHELLS)})")
-    print(completion(words[0], COMMANDS), end="")
+    print(completion(words[0], COMMANDS, HELP_PROGRAMS), end="")
     return 0
 
 

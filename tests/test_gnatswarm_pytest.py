@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import re
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from _pytest.config import default_plugins
 
 import gnatswarm
 from gnatswarm import embedding
+from tests.support.forkserver import Ran, forkserver
 from tests.support.servers import wait_pids_gone
 
 pytest_plugins = ["pytester"]
@@ -29,14 +30,32 @@ def _plain(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     pytester.makeini("[pytest]\nasyncio_mode = auto\n")
 
 
-PYTEST = [sys.executable, "-P", "-m", "pytest", "-p", "no:cacheprovider"]
+PYTEST = ["pytest", "-p", "no:cacheprovider"]
 # Importing these takes longer than most of these runs, and has nothing to do with what they show.
 WITHOUT_OTHERS = ["-p", "no:hypothesispytest", "-p", "no:locust"]
+# What most of these runs import. No plugins, and nothing of ours: pytest imports those itself, and rewrites asserts.
+OF_PYTEST = [f"_pytest.{name}" for name in default_plugins]
+IMPORTED = (*OF_PYTEST, "asyncio", "ipaddress", "nats", "msgspec", "unittest.mock", "urllib.parse", "uvloop")
+PROGRAM = "import runpy; runpy.run_module('pytest', run_name='__main__', alter_sys=True)"
 
 
-def run(pytester: pytest.Pytester, text: str, *arguments: str, without: list[str] = WITHOUT_OTHERS) -> pytest.RunResult:
+def run(pytester: pytest.Pytester, text: str, *arguments: str) -> pytest.RunResult:
+    """Forked from a process that has imported pytest, which takes longer than most of these runs."""
     pytester.makepyfile(test_it=text)
-    return pytester.run(*PYTEST, *without, *arguments, timeout=DEADLINE_S)
+    done = forked(pytester, *arguments)
+    print(done.stdout, done.stderr, sep="\n")
+    return pytest.RunResult(done.returncode, done.stdout.splitlines(), done.stderr.splitlines(), 0.0)
+
+
+def forked(pytester: pytest.Pytester, *arguments: str) -> Ran:
+    words = [*PYTEST, *WITHOUT_OTHERS, *arguments]
+    return forkserver(*IMPORTED).run(words, PROGRAM, DEADLINE_S, directory=pytester.path)
+
+
+def run_program(pytester: pytest.Pytester, text: str, *arguments: str) -> pytest.RunResult:
+    """As it is started by a user, with nothing imported before."""
+    pytester.makepyfile(test_it=text)
+    return pytester.run(sys.executable, "-P", "-m", *PYTEST, *arguments, timeout=DEADLINE_S)
 
 
 def publishing(body: str) -> str:
@@ -68,7 +87,7 @@ async def test_hello(gnatswarm, gnatswarm_client):
 
 def test_the_first_five_lines(pytester: pytest.Pytester):
     """Beside every plugin that is installed."""
-    run(pytester, FIRST_FIVE_LINES, without=[]).assert_outcomes(passed=1)
+    run_program(pytester, FIRST_FIVE_LINES).assert_outcomes(passed=1)
 
 
 def test_nothing_of_a_test_is_seen_by_the_next(pytester: pytest.Pytester):
@@ -648,14 +667,7 @@ def test_a_run_that_is_killed_leaves_no_broker(pytester: pytest.Pytester):
         test_it="import os, signal\ndef test_it(gnatswarm):\n    print('PID', gnatswarm.pid, flush=True)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    done = subprocess.run(
-        [*PYTEST, *WITHOUT_OTHERS, "-s"],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-        cwd=pytester.path,
-    )
+    done = forked(pytester, "-s")
     assert done.returncode == -9
     (line,) = [line for line in done.stdout.splitlines() if "PID" in line]
     assert wait_pids_gone([int(line.split("PID")[1])], 10.0) == []
@@ -682,7 +694,7 @@ def test_a_run_that_does_not_use_it_does_not_pay_for_it(pytester: pytest.Pyteste
         "    ours = ('gnatswarm.embedding', 'gnatswarm.broker', 'uvloop', 'msgspec', 'cryptography')\n"
         "    assert [name for name in ours if name in sys.modules] == []\n"
     )
-    run(pytester, text, "-p", "no:asyncio").assert_outcomes(passed=1)
+    run_program(pytester, text, *WITHOUT_OTHERS, "-p", "no:asyncio").assert_outcomes(passed=1)
 
 
 def test_its_fixtures_explain_themselves(pytester: pytest.Pytester):

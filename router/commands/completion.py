@@ -1,23 +1,24 @@
 """`gnatswarm completion bash|zsh|fish`: a script that completes commands, flags and some values in that shell.
 
 The flags of each command are read from its help text, so that none can be missing; commands that are programs of their
-own are run with -h, which takes about a second in all. The script itself starts nothing.
+own print it, one after the other in this process: started for it, each would read its modules anew, a second in all.
+The script itself starts nothing.
 """
 
 from __future__ import annotations
 
-import functools
+import contextlib
+import io
 import re
-import subprocess
+import runpy
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from gnatswarm.router.config.flags import FLAGS
 from gnatswarm.router.config.help import COMMANDS as WITH_TEXT
 from gnatswarm.router.config.help import command_help_text
 
 SHELLS = ("bash", "zsh", "fish")
-HELP_DEADLINE_S = 60.0
 
 # What may follow a flag, where it is neither a file nor free text.
 VALUES = {
@@ -31,23 +32,29 @@ VALUES = {
 _FLAG = re.compile(r"(?:^\s+|, )(--?[A-Za-z][\w-]*)", re.MULTILINE)
 
 
-def completion(shell: str, commands: Sequence[str]) -> str:
-    """The script for this shell (one of SHELLS); `commands` are all commands."""
-    flags = {command: flags_of(command) for command in commands if command not in ("help", "version")}
+def completion(shell: str, commands: Sequence[str], programs: Mapping[str, Sequence[str]]) -> str:
+    """The script for this shell (one of SHELLS); `commands` are all commands, `programs` print the help of some."""
+    named = [command for command in commands if command not in ("help", "version")]
+    flags = {command: _flags_of(command, programs.get(command, ())) for command in named}
     flags["completion"] = []
     return {"bash": _bash, "zsh": _zsh, "fish": _fish}[shell](commands, flags)
 
 
-@functools.cache
-def flags_of(command: str) -> list[str]:
-    """The flags that the help of this command names, sorted."""
-    if command in WITH_TEXT:
-        text = command_help_text(command, "gnatswarm")
-    else:
-        words = [sys.executable, "-P", "-m", "gnatswarm", command, "-h"]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=HELP_DEADLINE_S, check=False)
-        text = done.stdout
+def _flags_of(command: str, program: Sequence[str]) -> list[str]:
+    """The flags that the help of this command names, sorted; `program` prints it where the command is one."""
+    text = command_help_text(command, "gnatswarm") if command in WITH_TEXT else _printed(*program)
     return sorted(set(_FLAG.findall(text)))
+
+
+def _printed(module: str, *words: str) -> str:
+    """What this module prints as a program with these words."""
+    before, sys.argv = sys.argv, [module, *words]
+    try:
+        with contextlib.redirect_stdout(io.StringIO()) as text, contextlib.suppress(SystemExit):
+            runpy.run_module(module, run_name="__main__")
+    finally:
+        sys.argv = before
+    return text.getvalue()
 
 
 def _flags_of_a_start(kinds: tuple[type, ...] = (bool, int, str)) -> list[str]:
