@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 from pyspark import StorageLevel
 from pyspark.errors import AnalysisException
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 from gnatswarm.spark import schema
@@ -25,6 +26,8 @@ from gnatswarm.spark.session import compiled_rows
 
 LINES = "*.jsonl.zst"
 IDENTITY = ["broker", "boot", "shard", "file"]
+# The values of IDENTITY, of one file.
+Identity = tuple[Any, ...]
 OPTIONS = {
     "mode": "PERMISSIVE",
     "columnNameOfCorruptRecord": schema.CORRUPT,
@@ -36,6 +39,10 @@ OPTIONS = {
     "ignoreMissingFiles": "true",
 }
 ASIDE = {"source": "string", "line": "string", "why": "string"}
+# One row per file that was read; identity and rows (all that it has) are null if nothing of it was taken.
+FILES = {**{name: schema.COMMON[name] for name in IDENTITY}, "source": "string", "rows": "bigint"}
+# The batch or the day of a path in a table.
+_PART = re.compile(r"/(batch|date)=([^/]+)/[^/]+$")
 
 
 @dataclass(frozen=True)
@@ -86,34 +93,36 @@ def with_source(lines: DataFrame) -> DataFrame:
     return lines.select("*", F.col("_metadata.file_path").alias("source"))
 
 
-def filled(kind: str) -> list[Column | str]:
-    """The columns of a kind's DataFrame, with nothing in place of what a record lacks: 0, "" or false."""
+def filled(kind: str) -> list[str]:
+    """The columns of a kind's DataFrame in SQL, with nothing in place of what a record lacks: 0, "" or false."""
     nothing = {"bigint": "0L", "double": "0D", "string": "''", "boolean": "false"}
     own = schema.KINDS[kind]
     return [
-        F.expr(f"coalesce(`{name}`, {nothing[own[name]]}) AS `{name}`") if own.get(name) in nothing else name
+        f"coalesce(`{name}`, {nothing[own[name]]}) AS `{name}`" if own.get(name) in nothing else f"`{name}`"
         for name in schema.columns(kind)
     ]
 
 
 def why_aside() -> Column:
     """The reason why a line is not used; null if it is used."""
+    # (in SQL what is many columns is one call of Java)
+    lacks = ", ".join(f"INT(`{name}` IS NULL)" for name in schema.COMMON)
     return (
         F.when(F.col(schema.CORRUPT).isNotNull(), "no JSON, or a field of another type")
         .when(F.col("kind").isNull() | F.col("version").isNull(), "no record")
         .when(F.col("version") > schema.KNOWN_VERSION, "a newer version")
         .when(~F.col("kind").isin(*schema.KINDS), "a kind that is not known")
-        .when(F.greatest(*(F.col(name).isNull().cast("int") for name in schema.COMMON)) > 0, "incomplete")
+        .when(F.expr(f"greatest({lacks}) > 0"), "incomplete")
         .when(_cannot_be(), "a number or a time that cannot be")
     )
 
 
 def _cannot_be() -> Column:
     """Whether a number or the time is none that a broker writes: it could not be added up, or not be shown."""
-    numbers = [F.col(name).cast("double") for name in schema.numbers()]  # (Spark takes NaN for the greatest of all)
-    lists = [F.col(name) for name in schema.number_lists()]
-    most = F.greatest(*numbers, *(F.array_max(one).cast("double") for one in lists))
-    least = F.least(*numbers, *(F.array_min(one).cast("double") for one in lists))
+    numbers = [f"DOUBLE({name})" for name in schema.numbers()]  # (Spark takes NaN for the greatest of all)
+    lists = schema.number_lists()
+    most = F.expr(f"greatest({', '.join([*numbers, *(f'DOUBLE(array_max({name}))' for name in lists)])})")
+    least = F.expr(f"least({', '.join([*numbers, *(f'DOUBLE(array_min({name}))' for name in lists)])})")
     start_us = F.col("window_start_us")
     return (most > schema.MOST_COUNT) | (least < -schema.MOST_COUNT) | ~start_us.between(F.lit(0), schema.MOST_TIME_US)
 
@@ -144,20 +153,15 @@ def split(lines: DataFrame, *, is_small: bool = False) -> Statistics:
         counted = judged.groupBy("why", "kind", *IDENTITY, "source").agg(F.count("*").alias("rows")).collect()
     used = [row for row in counted if row["why"] is None]
     good = judged.where("why is null")
-    files: dict[tuple[Any, ...], int] = {}
-    for row in used:
-        file = (*(row[name] for name in IDENTITY), row["source"])
-        files[file] = files.get(file, 0) + row["rows"]
-    if len(files) > len({file[:-1] for file in files}):
-        types = ", ".join(f"{name} {schema.COMMON[name]}" for name in IDENTITY)
-        rows = [(*file, n) for file, n in files.items()]
-        good = without_copies(good, session.createDataFrame(rows, f"{types}, source string, rows bigint"))
+    files = files_of(used)
+    if any(len(copies) > 1 for copies in files.values()):
+        good = of_files(good, {file: source for file, (source, _) in chosen(files).items()})
     found = {row["kind"] for row in used}
 
     def of_kind(kind: str) -> DataFrame:
         if kind not in found:
             return no_rows(session, schema.types(kind))
-        return good.where(F.col("kind") == kind).select(*filled(kind))
+        return good.where(F.col("kind") == kind).selectExpr(*filled(kind))
 
     aside = nothing_read(session, unread(lines.inputFiles(), {row["source"] for row in counted}))
     if len(used) < len(counted):
@@ -196,33 +200,47 @@ def unread(listed: Iterable[str], seen: Iterable[str]) -> list[str]:
     return sorted(source for source in listed if place(source) not in found)
 
 
-def files_of(rows: DataFrame) -> DataFrame:
-    """The files of these rows: identity, source, number of rows. Small: one row per file."""
-    return rows.groupBy(*IDENTITY, "source").agg(F.count("*").alias("rows"))
+def files_of(counted: Iterable[Row]) -> dict[Identity, dict[str, int]]:
+    """The files in counts of rows (IDENTITY, source, rows): identity → source of each copy → its rows."""
+    found: dict[Identity, dict[str, int]] = {}
+    for row in counted:
+        copies = found.setdefault(tuple(row[name] for name in IDENTITY), {})
+        copies[row["source"]] = copies.get(row["source"], 0) + row["rows"]
+    return found
 
 
-def chosen(files: DataFrame) -> DataFrame:
+def chosen(files: Mapping[Identity, Mapping[str, int]]) -> dict[Identity, tuple[str, int]]:
     """Of a file's copies the one with the most rows (others may be truncated); of equal ones the first by name."""
-    best = F.min_by("source", F.struct(-F.col("rows"), "source"))
-    return files.groupBy(*IDENTITY).agg(best.alias("source"), F.max("rows").alias("rows"))
+    return {file: min(copies.items(), key=lambda copy: (-copy[1], copy[0])) for file, copies in files.items()}
 
 
-def without_copies(rows: DataFrame, files: DataFrame) -> DataFrame:
-    """The rows of the chosen copy of each of these files."""
-    return rows.join(F.broadcast(chosen(files)).select(*IDENTITY, "source"), [*IDENTITY, "source"], "left_semi")
+def file_key() -> Column:
+    """A row's identity as one text, as key_of() makes it of a file's."""
+    return F.expr(f"concat_ws('\n', {', '.join(f'STRING({name})' for name in IDENTITY)})")
+
+
+def key_of(file: Identity) -> str:
+    """The values of an identity as one text."""
+    return "\n".join(map(str, file))
+
+
+def of_files(rows: DataFrame, sources: Mapping[Identity, str]) -> DataFrame:
+    """The rows of these files that are from this source each."""
+    with_source = [f"{key_of(file)}\n{source}" for file, source in sources.items()]
+    return rows.where(F.concat_ws("\n", file_key(), "source").isin(with_source))
 
 
 def read_parquet(session: SparkSession, directory: str, dates: Sequence[str] = ()) -> Statistics:
     """The finished rows of `ingest` or `compact`, of these days or of all; kinds without rows are empty."""
     finished = finished_rows(session, directory)
 
-    def rows_of(kind: str, columns: dict[str, str], shown: Sequence[Column | str]) -> DataFrame:
+    def rows_of(kind: str, columns: dict[str, str], shown: Sequence[str]) -> DataFrame:
         rows = finished(kind, columns)
         if rows is None:
             return no_rows(session, columns)
         if dates and "date" in rows.columns:
             rows = rows.where(F.col("date").cast("string").isin(list(dates)))
-        return rows.select(*shown)
+        return rows.selectExpr(*shown)
 
     kinds = {kind: rows_of(kind, schema.types(kind), filled(kind)) for kind in schema.KINDS}
     return Statistics(kinds, rows_of("aside", ASIDE, [*ASIDE]))
@@ -230,15 +248,15 @@ def read_parquet(session: SparkSession, directory: str, dates: Sequence[str] = (
 
 def finished_rows(session: SparkSession, directory: str) -> Callable[[str, dict[str, str]], DataFrame | None]:
     """What answers with the finished rows of a kind, with these columns (name → type); None: there are none."""
-    written = parquet(session, f"{directory}/files")
+    written = parquet(session, f"{directory}/files", FILES)
     # The list of files is written last, so a batch (or a day of `compact`) is complete if its list exists.
     part = "batch" if written is not None and "batch" in written.columns else "date"
-    whole = [] if written is None else [row[0] for row in written.select(part).distinct().collect()]
+    found = [] if written is None else [_PART.search(path) for path in written.inputFiles()]
+    whole = [match[2] for match in found if match is not None and match[1] == part]
 
     def finished(kind: str, columns: dict[str, str]) -> DataFrame | None:
-        ddl = ", ".join(f"`{name}` {t}" for name, t in columns.items())
         # Tables of an older version lack columns: with the schema given they are null.
-        rows = parquet(session, f"{directory}/{kind}", ddl) if whole else None
+        rows = parquet(session, f"{directory}/{kind}", columns) if whole else None
         if rows is None or part not in rows.columns:  # … or all their days have been archived, and removed here
             return None
         return rows.where(F.col(part).isin(whole))
@@ -260,14 +278,14 @@ def no_days_text(session: SparkSession, directory: str, dates: Collection[str]) 
     return f"there are no rows of {missing} in {directory}" if missing else ""
 
 
-def parquet(session: SparkSession, directory: str, ddl: str = "") -> DataFrame | None:
-    """The Parquet files in a directory, with these columns and those of their partitions; None if there are none.
+def parquet(session: SparkSession, directory: str, columns: Mapping[str, str]) -> DataFrame | None:
+    """The Parquet files in a directory, with these columns (name → type) and those of their partitions.
 
-    Without `ddl` the columns are those of one of the files.
+    None if there are none. With columns that are given Spark starts no job to find them.
     """
-    reader = session.read.option("mergeSchema", "false")
+    ddl = ", ".join(f"`{name}` {kind}" for name, kind in columns.items())
     try:
-        return (reader.schema(ddl) if ddl else reader).parquet(literal(directory))
+        return session.read.schema(ddl).parquet(literal(directory))
     except AnalysisException as error:
         if error.getCondition() == "PATH_NOT_FOUND":
             return None  # nothing of this kind was ever written

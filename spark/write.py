@@ -10,7 +10,10 @@ lacks are. So any reader of Parquet counts every row once, even if the job was k
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+import json
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
 
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
@@ -18,88 +21,130 @@ from pyspark.sql import functions as F
 
 from gnatswarm.spark import schema
 from gnatswarm.spark.directories import absolute
-from gnatswarm.spark.read import IDENTITY, chosen, files_of, finished_rows, judge, parquet, set_aside
+from gnatswarm.spark.read import (
+    FILES,
+    IDENTITY,
+    Identity,
+    chosen,
+    file_key,
+    files_of,
+    finished_rows,
+    judge,
+    key_of,
+    of_files,
+    parquet,
+    set_aside,
+)
 
 # Rows of one Parquet file: some 30 MB of subjects. Few files, but enough for many cores.
 ROWS_PER_FILE = 1_000_000
-# Columns of `files`, one row per file that was read; identity and rows (all that it has) are null if it was left out.
-FILES = [*IDENTITY, "source", "rows"]
+
+
+class Taken(NamedTuple):
+    """A copy of a file of which rows are taken."""
+
+    source: str
+    rows: int
+    known_rows: int | None  # how many another batch has; None: it has not this file
+
+    @property
+    def new_rows(self) -> int:
+        return self.rows - (self.known_rows or 0)
 
 
 def write_batch(lines: DataFrame, batch: int, out: str) -> dict[str, int]:
     """Write the batch; returns rows by kind, `copies` (of them, rows that other batches have), and `aside`."""
+    session = lines.sparkSession
     # Each kind reads these rows once, which does not justify memory.
     judged = judge(lines, StorageLevel.DISK_ONLY)
     try:
-        is_good = F.col("why").isNull()
-        by_kind = judged.groupBy(F.when(is_good, F.col("kind")).alias("kind")).count().collect()
-        counts = {row["kind"]: row["count"] for row in by_kind if row["kind"]}
-        good = judged.where(is_good)
-        kept = [files := files_of(good).persist(), taken := _taken(files, batch, out).persist()]
-        try:
-            others: dict[str, DataFrame] = {}
-            n_taken, n_longer = _counted(taken)
-            if n_longer:
-                others = _of_others(lines.sparkSession, batch, out)
-                kept.append(taken := _that_are_there(taken, others).persist())
-                n_taken, n_longer = _counted(taken)
-            copies = files.agg(F.coalesce(F.sum("rows"), F.lit(0))).collect()[0][0] - n_taken
-            if copies:
-                good = good.join(F.broadcast(taken).select(*IDENTITY, "source"), [*IDENTITY, "source"], "left_semi")
-            for kind, n in counts.items():
-                rows = good.where(F.col("kind") == kind).select(*schema.columns(kind))
-                if n_longer and kind in others:
-                    rows = _without_known(rows, taken, others[kind])
-                overwrite(dated(rows), f"{out}/{kind}/batch={batch}", n, by="date")
-            n_aside = sum(row["count"] for row in by_kind if not row["kind"])
-            if n_aside:
-                overwrite(set_aside(judged), f"{out}/aside/batch={batch}", n_aside)
-            seen = judged.select("source").distinct()
-            overwrite(seen.join(taken, "source", "left").select(*FILES), f"{out}/files/batch={batch}", 1)
-        finally:
-            for each in kept:
-                each.unpersist()
+        # One pass finds all that must be known of the rows. What is set aside is of no kind, and of no file's identity.
+        of_good = [F.expr(f"IF(why IS NULL, `{name}`, NULL) AS `{name}`") for name in ("kind", *IDENTITY)]
+        counted = judged.groupBy(*of_good, "source").agg(F.count("*").alias("rows")).collect()
+        used = [row for row in counted if row["kind"] is not None]
+        counts: dict[str, int] = {}
+        for row in used:
+            counts[row["kind"]] = counts.get(row["kind"], 0) + row["rows"]
+        taken = _taken(session, chosen(files_of(used)), batch, out)
+        others: dict[str, DataFrame] = {}
+        if _longer(taken):
+            others, taken = _that_are_there(taken, _of_others(session, batch, out))
+        longer = _longer(taken)
+        copies = sum(counts.values()) - sum(one.new_rows for one in taken.values())
+        good = judged.where("why is null")
+        if copies:
+            good = of_files(good, {file: one.source for file, one in taken.items()})
+        for kind, n in counts.items():
+            rows = good.where(F.col("kind") == kind).select(*schema.columns(kind))
+            if longer and kind in others:
+                rows = _without_known(rows, longer, others[kind])
+            overwrite(dated(rows), f"{out}/{kind}/batch={batch}", n, by="date")
+        n_aside = sum(row["rows"] for row in counted) - sum(counts.values())
+        if n_aside:
+            overwrite(set_aside(judged), f"{out}/aside/batch={batch}", n_aside)
+        list_of_files = _list_of_files(session, taken, {row["source"] for row in counted})
+        overwrite(list_of_files, f"{out}/files/batch={batch}", 1)
         return {**counts, "copies": copies, "aside": n_aside}
     finally:
         judged.unpersist()
 
 
-def _taken(files: DataFrame, batch: int, out: str) -> DataFrame:
-    """The files of which rows are taken: those that no other batch has, and those of which others have fewer rows.
+def _taken(
+    session: SparkSession, best: Mapping[Identity, tuple[str, int]], batch: int, out: str
+) -> dict[Identity, Taken]:
+    """The files of which rows are taken: those that no other batch has, and those of which others have fewer rows."""
+    known: dict[Identity, int] = {}
+    listed = parquet(session, f"{out}/files", FILES) if best else None
+    if listed is not None:
+        same = _near(listed.where(F.col("batch") != batch), best)
+        for row in same.groupBy(*IDENTITY).agg(F.max("rows").alias("rows")).collect():
+            known[tuple(row[name] for name in IDENTITY)] = row["rows"]
+    found = {file: Taken(source, rows, known.get(file)) for file, (source, rows) in best.items()}
+    return {file: one for file, one in found.items() if one.new_rows > 0}
 
-    Columns: identity, source, rows, known_rows (how many others have; null: they have not this file), new_rows.
-    """
-    best = chosen(files)
-    listed = parquet(files.sparkSession, f"{out}/files")
-    if listed is None:
-        return best.withColumns({"known_rows": F.lit(None).cast("bigint"), "new_rows": F.col("rows")})
-    same = listed.where(F.col("batch") != batch).join(F.broadcast(best.select(*IDENTITY)), IDENTITY, "left_semi")
-    known = same.groupBy(*IDENTITY).agg(F.max("rows").alias("known_rows"))
-    counted = best.join(known, IDENTITY, "left").withColumn("new_rows", F.expr("rows - coalesce(known_rows, 0)"))
-    return counted.where("new_rows > 0")
+
+def _near(rows: DataFrame, files: Collection[Identity]) -> DataFrame:
+    """The rows of these files, and at most a few of others of the same brokers: Parquet finds them by two columns."""
+    boots, numbers = (sorted({file[at] for file in files}) for at in (IDENTITY.index("boot"), IDENTITY.index("file")))
+    return rows.where(F.col("boot").isin(boots) & F.col("file").isin(numbers))
 
 
-def _that_are_there(taken: DataFrame, others: Mapping[str, DataFrame]) -> DataFrame:
+def _longer(taken: Mapping[Identity, Taken]) -> dict[Identity, Taken]:
+    """The files of which another batch has fewer rows."""
+    return {file: one for file, one in taken.items() if one.known_rows is not None}
+
+
+def _that_are_there(
+    taken: Mapping[Identity, Taken], others: Mapping[str, DataFrame]
+) -> tuple[dict[str, DataFrame], dict[Identity, Taken]]:
     """Without longer files of which rows have gone from the tables since: what others lack of them cannot be told.
 
-    `compact` has put these elsewhere, and somebody has removed them here.
+    `compact` has put these elsewhere, and somebody has removed them here. Also without kinds in which others have none
+    of these files' rows.
     """
-    longer = taken.where("known_rows is not null").select(*IDENTITY)
-    there = longer
-    for rows in others.values():
-        there = there.unionByName(rows.select(*IDENTITY))
-    counted = there.join(F.broadcast(longer), IDENTITY, "left_semi").groupBy(*IDENTITY).count()
-    whole = taken.join(counted, IDENTITY, "left").where("known_rows is null or count > known_rows")
-    return whole.drop("count")
+    longer = _longer(taken)
+    parts = [_near(rows, longer).select(*IDENTITY, F.lit(kind).alias("kind")) for kind, rows in others.items()]
+    if not parts:
+        return {}, {file: one for file, one in taken.items() if file not in longer}
+    there: dict[Identity, int] = {}
+    kinds = set()
+    for row in functools.reduce(DataFrame.unionAll, parts).groupBy(*IDENTITY, "kind").count().collect():
+        file = tuple(row[name] for name in IDENTITY)
+        there[file] = there.get(file, 0) + row["count"]
+        if file in longer:
+            kinds.add(row["kind"])
+    gone = {file for file, one in longer.items() if there.get(file, 0) < (one.known_rows or 0)}
+    whole = {file: one for file, one in taken.items() if file not in gone}
+    return {kind: rows for kind, rows in others.items() if kind in kinds}, whole
 
 
-def _without_known(rows: DataFrame, taken: DataFrame, others: DataFrame) -> DataFrame:
+def _without_known(rows: DataFrame, longer: Mapping[Identity, Taken], others: DataFrame) -> DataFrame:
     """These rows without those that others have of longer files: of equal ones as many as there are more here."""
-    longer = taken.where("known_rows is not null")
-    files = F.broadcast(longer.select(*IDENTITY))
-    late, known = (each.join(files, IDENTITY, "left_semi").drop("source") for each in (rows, others))
-    lacking = late.exceptAll(known).join(F.broadcast(longer.select(*IDENTITY, "source")), IDENTITY)
-    return rows.join(files, IDENTITY, "left_anti").unionByName(lacking)
+    is_longer = file_key().isin([key_of(file) for file in longer])
+    sources = F.create_map(*(F.lit(text) for file, one in longer.items() for text in (key_of(file), one.source)))
+    late, known = (each.where(is_longer).drop("source") for each in (rows, _near(others, longer)))
+    lacking = late.exceptAll(known).withColumn("source", sources[file_key()])
+    return rows.where(~is_longer).unionByName(lacking)
 
 
 def _of_others(session: SparkSession, batch: int, out: str) -> dict[str, DataFrame]:
@@ -113,15 +158,18 @@ def _of_others(session: SparkSession, batch: int, out: str) -> dict[str, DataFra
     }
 
 
+def _list_of_files(session: SparkSession, taken: Mapping[Identity, Taken], sources: Collection[str]) -> DataFrame:
+    """One row per file of which rows are taken, and per other source; columns: FILES."""
+    rows = [dict(zip(FILES, (*file, one.source, one.rows), strict=True)) for file, one in taken.items()]
+    rows += [{"source": source} for source in sorted({*sources} - {one.source for one in taken.values()})]
+    # (createDataFrame would start a Python worker)
+    types = ", ".join(f"{name}: {kind}" for name, kind in FILES.items())
+    return session.sql(f"SELECT inline(from_json(:rows, 'array<struct<{types}>>'))", {"rows": json.dumps(rows)})
+
+
 def dated(rows: DataFrame) -> DataFrame:
     """The rows with the UTC day of their window, by which they are partitioned."""
     return rows.withColumn("date", F.date_format(F.timestamp_micros("window_start_us"), "yyyy-MM-dd"))
-
-
-def _counted(taken: DataFrame) -> tuple[int, int]:
-    """How many rows are new, and how many files are longer ones."""
-    (row,) = taken.agg(F.coalesce(F.sum("new_rows"), F.lit(0)), F.count("known_rows")).collect()
-    return row[0], row[1]
 
 
 def overwrite(rows: DataFrame, directory: str, n: int, by: str = "") -> None:

@@ -16,7 +16,7 @@ from gnatswarm.spark import schema
 from gnatswarm.spark.directories import absolute, literal, unusable_text
 from gnatswarm.spark.jobs.arguments import DEFAULT_PORT, default_directory, ingest_parser, unreadable_text
 from gnatswarm.spark.jobs.progress import Progress
-from gnatswarm.spark.read import OPTIONS, parquet, place, stored_files, with_source
+from gnatswarm.spark.read import FILES, OPTIONS, parquet, place, stored_files, with_source
 from gnatswarm.spark.session import StopSignal, reason, run
 from gnatswarm.spark.standing import NotOurs, StandingAnswers
 from gnatswarm.spark.transforms import talkers
@@ -168,7 +168,7 @@ def unread(session: SparkSession, stats_dir: str, out: str, began: float) -> lis
     if "://" in stats_dir or "://" in out:
         return []
     old = {path for path, status in stored_files(stats_dir).items() if status.st_mtime < began}
-    written = parquet(session, f"{out}/files") if old else None
+    written = parquet(session, f"{out}/files", FILES) if old else None
     known = {row[0] for row in written.select("source").distinct().collect()} if written is not None else set()
     return sorted(old - {Path(place(source)) for source in known})
 

@@ -34,6 +34,7 @@ from gnatswarm.spark.page import page
 from gnatswarm.spark.period import BadPeriod, periods
 from gnatswarm.spark.plots import plots
 from gnatswarm.spark.read import (
+    FILES,
     LINES,
     Statistics,
     no_days_text,
@@ -101,7 +102,7 @@ def lines_of(
             write_batch(read_lines(session, directory), LAST_BATCH, tables)
         statistics = read_parquet(session, tables)
         listed = read_lines(session, stats_dir).inputFiles()
-        none_of_it = unreadable(session, listed, parquet(session, f"{tables}/files"))
+        none_of_it = unreadable(session, listed, parquet(session, f"{tables}/files", FILES))
         yield Statistics(statistics.kinds, statistics.aside.unionByName(none_of_it))
 
 

@@ -85,9 +85,12 @@ def test_a_batch_that_is_written_again_is_there_once(spark: Any, tmp_path: Path,
     from gnatswarm.spark.write import write_batch
 
     out = tmp_path / "tables"
-    for _ in range(2):
+    for number in range(2):
+        spark.sparkContext.setJobGroup(group := f"{tmp_path} {number}", "a batch")
         counts = write_batch(lines_of(spark, one_file), 0, str(out))
         assert counts == {"gap": 10, "queue": 5, "copies": 0, "aside": 0}
+        # One counts, one writes each kind, one the list of files; the second time one reads that list.
+        assert len(spark.sparkContext.statusTracker().getJobIdsForGroup(group)) == 4 + number
         assert msgs(spark, out) == (10, 5)
     assert {path.name for path in out.glob("*/*")} == {"batch=0"}
 
