@@ -192,6 +192,7 @@ class Shard:
     def take(self, fd: int, host: str, port: int) -> None:
         """Take over a client's connection that another process has accepted, and own it from now on."""
         self.clients.on_accept(fd, host, port)
+        self.reactor.read_newest(fd)
         if fd >= self._headroom.full_at:
             self._on_full()
 

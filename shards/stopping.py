@@ -62,12 +62,14 @@ class Stopping:
         self._until_s = loop.time() + HEAR_OUT_S
         self._pending_bytes: int | None = None
         self._arrival: Arrival | None = None  # None: clients are heard
+        self._have_all_come = False
         shard.end_listening()
         self._look()
 
     def _look(self) -> None:
-        have_all_come = self._take_handed_over()
-        is_over = have_all_come and self._are_heard() and self._have_siblings_ended() and not self._are_taking()
+        had_all_come = self._have_all_come  # at the last look: what they had sent by then is read
+        self._have_all_come = self._take_handed_over()
+        is_over = had_all_come and self._are_heard() and self._have_siblings_ended() and not self._are_taking()
         if is_over or self._loop.time() >= self._until_s:
             self._page.note_heard_out(self._number, True)
             self._on_done()

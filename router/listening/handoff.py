@@ -14,7 +14,7 @@ import errno
 import logging
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from gnatswarm.router.listening.listeners import BACKLOG
 from gnatswarm.router.listening.placement import Candidate, place
@@ -122,17 +122,18 @@ class Handoff:
             self._last.remove(shard)
             self.shards_changed()
 
-    def end(self) -> None:
+    def end(self, listening: Iterable[int]) -> None:
         """The broker ends: accept those that wait, and nobody any more. It closes when all are in a queue.
 
-        Shards that accept now read theirs to the end. Again it does nothing.
+        Shards that accept now read theirs to the end; where none does, because they are late, those that are
+        `listening`. Again it does nothing.
         """
         if self._loop is None:
             self.close()
             return
         if self._last is not None:
             return
-        self._last = self._accepting()
+        self._last = self._accepting() or [shard for shard in listening if shard in self._lanes]
         for _ in range(BACKLOG // SOCKETS_PER_PACKET):
             if not self._last or not self._accept_some():
                 break

@@ -543,16 +543,20 @@ class Supervisor:
         finally:  # the shards stop, whatever else could not be told
             self._stop_members()
 
+    @property
+    def _listening(self) -> list[int]:
+        return [shard.number for shard in self._broker.shards if shard.state.is_listening]
+
     def _stop_members(self) -> None:
         # No new connections, before any shard closes its clients: they would come back to another one. But those that
         # wait in the queues are accepted first, by shards that accept.
+        listening = self._listening
         if self._handoff is not None:
-            self._handoff.end()
-        accepting = [shard.number for shard in self._broker.shards if shard.state.is_listening]
+            self._handoff.end(listening)
         for shard in self._broker.members:
             self._deliver(shard, supervision.StopWanted())
-        self._broker.listener_groups.refuse(but=accepting)
-        if self._loop is not None and accepting:
+        self._broker.listener_groups.refuse(but=listening)
+        if self._loop is not None and listening:
             self._loop.call_later(REFUSE_ALL_AFTER_S, self._broker.listener_groups.refuse)
         self._hold()
         self._publish()
@@ -573,7 +577,7 @@ class Supervisor:
     def _dismiss_members(self) -> None:
         """Refuse new connections, and have every shard leave."""
         if self._handoff is not None:
-            self._handoff.end()
+            self._handoff.end(self._listening)
         self._broker.listener_groups.close()
         self._hold()
         self._dismiss()

@@ -586,6 +586,20 @@ cdef class Reactor:
         self.newest = socket
         return socket
 
+    def read_newest(self, int fd):
+        """Read the connection that was opened last, if it has this descriptor, as the listener does that accepts one.
+
+        Its client may not have waited for INFO: a broker that stops just now would close it unheard.
+        """
+        cdef Socket newest = self.newest
+        cdef bint has_begun = self.begin_calls()
+        try:
+            if newest is not None and newest.fd == fd and not newest.is_opening:
+                self.serve_one(newest, EPOLLIN)
+            self.newest = None
+        finally:
+            self.end_calls(has_begun)
+
     def put(self, int fd, Peer peer not None, owner not None, frozen not None, Socket socket=None) -> Socket:
         """Take over the descriptor of a connection that had another socket, here or in another shard.
 

@@ -10,6 +10,7 @@ import pytest
 
 from gnatswarm.shards.boundary.page import Page
 from gnatswarm.shards.clients.hearing import HEAR_OUT_S
+from gnatswarm.shards.shard import Shard as RealShard
 from gnatswarm.shards.stopping import LOOK_AGAIN_S, Stopping
 from tests.shards.clients.test_departure import Clock
 
@@ -70,9 +71,12 @@ def two() -> Two:
     return Two()
 
 
-def test_without_siblings_and_anything_to_hear_it_ends_at_once() -> None:
-    shard = Shard(Clock(), Page.create(), 0, [])
+def test_without_siblings_it_ends_when_what_has_arrived_was_read() -> None:
+    clock = Clock()
+    shard = Shard(clock, Page.create(), 0, [])
     shard.stop()
+    assert shard.ends == 0
+    clock.advance(AT_ONCE_S)
     assert shard.ends == 1
 
 
@@ -114,6 +118,7 @@ def test_who_is_heard_once_more_is_waited_for_once_more(two: Two) -> None:
     two.first.is_on_its_way = True
     two.first.stop()
     two.second.stop()
+    two.clock.advance(AT_ONCE_S)
     two.first.is_unheard = True
     two.clock.advance(AT_ONCE_S)
     two.first.is_unheard = False
@@ -142,6 +147,7 @@ def test_it_waits_for_nothing_longer_than_its_time_and_nobody_waits_for_it_then(
     two.clock.advance(2 * AT_ONCE_S)
     assert two.first.ends == 1
     two.second.stop()
+    two.clock.advance(AT_ONCE_S)
     assert two.second.ends == 1
 
 
@@ -175,3 +181,14 @@ def test_who_begins_to_serve_has_not_been_heard_out(two: Two) -> None:
     assert [two.page.is_heard_out(shard) for shard in (0, 1)] == [False, True]
     two.page.note_heard_out(1, False)
     assert not two.page.is_heard_out(1)
+
+
+def test_who_is_handed_over_is_read_at_once() -> None:
+    done: list[tuple[str, object]] = []
+    shard: Any = SimpleNamespace(
+        clients=SimpleNamespace(on_accept=lambda *accepted: done.append(("accepted", accepted))),
+        reactor=SimpleNamespace(read_newest=lambda fd: done.append(("read", fd))),
+        _headroom=SimpleNamespace(full_at=100),
+    )
+    RealShard.take(shard, 7, "127.0.0.1", 4222)
+    assert done == [("accepted", (7, "127.0.0.1", 4222)), ("read", 7)]

@@ -72,7 +72,6 @@ class Stop:
             self._talk(serving)
             self._carry()
             process = serving.pop()
-            # (It looks at once; but others, which it waits for, have not.)
             shard: Any = Stopped(process)
             loop, links, end = process.loop, process.links, partial(self._end, process)
             Stopping(loop, process.number, shard, links, self._page, _have_all_come, end)  # type: ignore[arg-type]

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import signal
+import socket
 from collections import Counter
 
 import pytest
 
 from tests.support import swarm
+from tests.support.servers import HOST
 from tests.support.wire import Client, Closed, Cluster
 
 pytestmark = pytest.mark.kinds("gnatswarm-2")
@@ -72,3 +76,21 @@ async def test_a_full_shard_closes_what_it_is_handed_and_says_so(start_broker, c
         (await swarm.client_on(cluster, shard)).close()
     await wait_connections(cluster, 0)
     assert await spread_of(cluster, 20) == {0: 10, 1: 10}
+
+
+@pytest.mark.kinds("gnatswarm-1")
+async def test_who_is_handed_over_to_the_only_shard_when_the_broker_ends_is_read(start_broker, cluster_of):
+    """It stays, so that it need not be heard out, and no other shard is waited for."""
+    broker = start_broker(args=["--accept", "handoff"])
+    (subscriber,) = await cluster_of(broker).clients(1)
+    await subscriber.talk("SUB a 1\r\nPING\r\n", expect="PONG\r\n")
+    (pid,) = (await swarm.pids(broker)).values()
+    with contextlib.ExitStack() as stack:
+        swarm.signal_shard(broker, pid, signal.SIGSTOP)
+        for _ in range(400):
+            sock = stack.enter_context(socket.create_connection((HOST, broker.port)))
+            sock.sendall(b"PUB a 1\r\nx\r\n")
+        broker.send_signal(signal.SIGTERM)
+        broker.log.wait_line("Initiating Shutdown")
+        swarm.signal_shard(broker, pid, signal.SIGCONT)
+        assert (await subscriber.wait_closed()).count(b"MSG a 1 1\r\n") == 400

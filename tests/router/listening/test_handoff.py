@@ -92,7 +92,7 @@ async def test_who_waits_when_it_ends_is_handed_over_and_others_are_refused_if_t
         handoff.start()
         for _ in range(150):
             stack.enter_context(socket.create_connection(listener.getsockname()))
-        handoff.end()
+        handoff.end([])
         accepting.clear()
         with pytest.raises(ConnectionRefusedError) if may_refuse else contextlib.nullcontext():
             stack.enter_context(socket.create_connection(listener.getsockname()))
@@ -110,7 +110,7 @@ async def test_who_finds_no_room_when_it_ends_is_handed_over_later(
     handoff = Handoff(listener, Page.create(), lambda: [0])
     with socket.socket(fileno=os.dup(handoff.shard_fd(0))) as end, socket.create_connection(listener.getsockname()):
         handoff.start()
-        handoff.end()
+        handoff.end([])
         assert receive_descriptors(end) == []
         is_full.clear()
         await until(lambda: not handoff.holdings())
@@ -126,7 +126,7 @@ async def test_who_is_in_the_queue_of_a_shard_that_dies_when_it_ends_goes_to_ano
     ends = [socket.socket(fileno=os.dup(handoff.shard_fd(shard))) for shard in (0, 1)]
     with ends[0], ends[1], socket.create_connection(listener.getsockname()):
         handoff.start()
-        handoff.end()
+        handoff.end([])
         is_full.clear()
         handoff.take_back(0)
         assert (placed(ends[0]), placed(ends[1])) == (0, 1)
@@ -138,9 +138,18 @@ async def test_it_may_end_twice(listener: socket.socket, monkeypatch: pytest.Mon
     handoff = Handoff(listener, Page.create(), lambda: [0])
     with socket.socket(fileno=os.dup(handoff.shard_fd(0))) as end, socket.create_connection(listener.getsockname()):
         handoff.start()
-        handoff.end()
+        handoff.end([])
         listener.close()  # as in lame duck mode, while all queues are full; then the broker is told to stop
-        handoff.end()
+        handoff.end([])
         is_full.clear()
         await until(lambda: not handoff.holdings())
         assert placed(end) == 1
+
+
+async def test_who_waits_when_it_ends_goes_to_a_late_shard_if_no_other_accepts(listener: socket.socket) -> None:
+    handoff = Handoff(listener, Page.create(), lambda: [])
+    ends = [socket.socket(fileno=os.dup(handoff.shard_fd(shard))) for shard in (0, 1)]
+    with ends[0], ends[1], socket.create_connection(listener.getsockname()):
+        handoff.start()
+        handoff.end([1, 2])  # (2 has none of its queues)
+        assert (placed(ends[0]), placed(ends[1])) == (0, 1)

@@ -711,6 +711,23 @@ def test_a_listener_that_ends_accepts_who_waits_and_refuses_others_if_it_may(may
         assert len(accepted) == 150
 
 
+def test_the_newest_connection_is_read_without_a_round(bench: Bench) -> None:
+    """It was handed over, and the broker may be about to end."""
+    client, fd = bench.connect()
+    client.sendall(b"PUB a 1\r\nx\r\n")
+    connection = bench.sessions[fd].connection
+    before = len(QUIET + b"PUB a 1\r\nx\r\n")
+    bench.turn_until(lambda: bench.sockets[fd].unread_bytes == before, turns=0)
+    bench.reactor.read_newest(fd + 1)
+    assert connection.in_msgs == 0
+    client, fd = bench.connect()
+    client.sendall(b"PUB a 1\r\nx\r\n")
+    connection = bench.sessions[fd].connection
+    bench.turn_until(lambda: bench.sockets[fd].unread_bytes == before, turns=0)
+    bench.reactor.read_newest(fd)
+    assert connection.in_msgs == 1
+
+
 # ---- callbacks that would have another round within theirs
 
 
