@@ -124,11 +124,10 @@ def _that_are_there(
     """
     longer = _longer(taken)
     parts = [_near(rows, longer).select(*IDENTITY, F.lit(kind).alias("kind")) for kind, rows in others.items()]
-    if not parts:
-        return {}, {file: one for file, one in taken.items() if file not in longer}
     there: dict[Identity, int] = {}
     kinds = set()
-    for row in functools.reduce(DataFrame.unionAll, parts).groupBy(*IDENTITY, "kind").count().collect():
+    counted = functools.reduce(DataFrame.unionAll, parts).groupBy(*IDENTITY, "kind").count() if parts else None
+    for row in counted.collect() if counted is not None else ():
         file = tuple(row[name] for name in IDENTITY)
         there[file] = there.get(file, 0) + row["count"]
         if file in longer:
