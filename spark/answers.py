@@ -14,15 +14,15 @@ MOST_EDGES = 5000
 def graph_answers(clients: DataFrame, most: int = 25, services: str = "auto") -> dict[str, DataFrame]:
     """Who talks to whom, from the rows of clients."""
     rows = talkers.by_service(clients, services)
-    spoken, taken = graph.talk(rows)
-    edges = graph.settled(graph.edges(graph.met(spoken, taken)))
+    talk = graph.talk(rows)
+    edges = graph.settled(graph.edges(graph.met(*talk)))
     rows = graph.settled(talkers.over_windows(rows))
     return {
         "services": talkers.services(rows, most=MOST_EDGES),
         "edges": edges.limit(MOST_EDGES),
         "service_matrix": graph.between_services(edges, most=MOST_EDGES),
         "who_crosses": graph.who_crosses(edges, most=most),
-        "lone": graph.lone(spoken, taken, most=most),
+        "lone": graph.lone(*talk, most=most),
         "pairs": graph.pairs(edges, rows, most=most),
         "churners": talkers.churners(rows, most=most),
     }

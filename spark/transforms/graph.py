@@ -68,26 +68,26 @@ def flows(rows: DataFrame) -> DataFrame:
     return met(*talk(rows))
 
 
-def talk(rows: DataFrame) -> tuple[DataFrame, DataFrame]:
-    """From `by_service`: (`said`, `heard`) of subjects that are known."""
+def talk(rows: DataFrame) -> tuple[DataFrame, DataFrame, DataFrame]:
+    """From `by_service`: (`said`, `heard`, `matches`) of subjects that are known; matches but for one-time subjects."""
     spoken = settled(said(rows).where(F.col("subject") != OTHER))
-    return spoken, settled(heard(rows).where(F.col("pattern") != OTHER))
+    taken = settled(heard(rows).where(F.col("pattern") != OTHER))
+    return spoken, taken, settled(matches(spoken.where(F.col("subject") != INBOX), taken))
 
 
-def met(spoken: DataFrame, taken: DataFrame) -> DataFrame:
+def met(spoken: DataFrame, taken: DataFrame, matched: DataFrame) -> DataFrame:
     """`flows`, from `talk`."""
-    asked = settled(_shares(spoken.where(F.col("subject") != INBOX), taken.where(F.col("pattern") != INBOX)))
+    asked = settled(_shares(spoken.where(F.col("subject") != INBOX), taken.where(F.col("pattern") != INBOX), matched))
     return asked.unionByName(
         _answers(spoken.where(F.col("subject") == INBOX), taken.where(F.col("pattern") == INBOX), asked)
     )
 
 
-def _shares(spoken: DataFrame, taken: DataFrame) -> DataFrame:
+def _shares(spoken: DataFrame, taken: DataFrame, matched: DataFrame) -> DataFrame:
     key = ["broker", "account"]
-    met = matches(spoken, taken)
     per_subject = spoken.groupBy(*key, "subject").agg(F.sum("msgs").alias("subject_msgs"))
     whole = (
-        met.join(per_subject, [*key, "subject"])
+        matched.join(per_subject, [*key, "subject"])
         .groupBy(*key, "pattern")
         .agg(F.sum("subject_msgs").alias("matched_msgs"))
     )
@@ -97,7 +97,7 @@ def _shares(spoken: DataFrame, taken: DataFrame) -> DataFrame:
             F.col("msgs").alias("taken_msgs"),
         )
         .join(whole, [*key, "pattern"], "left")
-        .join(met, [*key, "pattern"], "left")
+        .join(matched, [*key, "pattern"], "left")
         .join(
             spoken.select(
                 *key, "subject", F.col("service").alias("from_service"), F.col("shard").alias("from_shard"), "msgs",
@@ -210,7 +210,7 @@ def who_crosses(of: DataFrame, most: int = 25) -> DataFrame:
     )  # fmt: skip
 
 
-def lone(spoken: DataFrame, taken: DataFrame, most: int = 25) -> DataFrame:
+def lone(spoken: DataFrame, taken: DataFrame, matched: DataFrame, most: int = 25) -> DataFrame:
     """From `talk`: subjects that one client publishes to, or one service receives; with who that is."""
     spoken = spoken.where(F.col("subject") != INBOX)
     key = ["broker", "account"]
@@ -218,8 +218,7 @@ def lone(spoken: DataFrame, taken: DataFrame, most: int = 25) -> DataFrame:
         how_many().alias("publishers"), F.sum("msgs").alias("msgs"), F.max("service").alias("publisher")
     )
     listeners = (
-        matches(spoken, taken)
-        .join(taken, [*key, "pattern"])
+        matched.join(taken, [*key, "pattern"])
         .groupBy(*key, "subject")
         .agg(
             how_many().alias("listeners"), F.max("service").alias("listener"),
