@@ -541,7 +541,8 @@ class ClientSession:
             names_subject=is_like_newer,
         )
         self.connection.authenticated()
-        if options.protocol and not self.connection.was_ponged:
+        # (A PONG before CONNECT does not count: nobody knew then whether the client understands a second INFO.)
+        if options.protocol and (is_first or not self.connection.was_ponged):
             info = self._clients.info_of_connected(self)
             if info:
                 self.connection.send_info_after_pong(info)
