@@ -154,13 +154,14 @@ class TestProcesses:
             "import os, sys, time\n"
             "from gnatswarm.keeper import keep\n"
             "if os.fork() == 0: os._exit(3)\n"  # not waited for by anybody
+            "def state(pid):\n"
+            "    try: return open(f'/proc/{pid}/stat').read().rpartition(')')[2].split()[:2]\n"
+            "    except OSError: return []\n"  # it has just ended, and is nobody's zombie
             "def route(post):\n"
             "    print('routing', flush=True)\n"
             "    post.sock.recv(1)\n"  # SIGTERM is passed on
             "    own = str(os.getppid())\n"
-            "    state = [open(f'/proc/{p}/stat').read().rpartition(')')[2].split()[:2] for p in os.listdir('/proc')"
-            " if p.isdigit() and os.path.exists(f'/proc/{p}/stat')]\n"
-            "    print(sum(s == ['Z', own] for s in state), flush=True)\n"
+            "    print(sum(state(p) == ['Z', own] for p in os.listdir('/proc') if p.isdigit()), flush=True)\n"
             "    return 0\n"
             "sys.exit(keep(route, prepares=False))\n"
         )
