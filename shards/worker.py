@@ -524,15 +524,19 @@ class Worker:
         self._channel.send(control.Ready())
 
     def _take_handed_over(self) -> bool:
-        """Take all connections that the router has accepted for us by now; whether it hands over no others."""
+        """Take connections that the router has accepted for us, a packet of them; whether it hands over no others.
+
+        The loop calls again while more wait: clients that are here have turns in between.
+        """
         if self._handoff is None:
             return True
-        while descriptors := handoff.receive_descriptors(self._handoff):
-            self._take(descriptors)
-        self._shard.reactor.finish()
+        descriptors = handoff.receive_descriptors(self._handoff)
         if descriptors is None:
             self._end_handoff()
-        return descriptors is None
+            return True
+        self._take(descriptors)
+        self._shard.reactor.finish()
+        return False
 
     def _end_handoff(self) -> None:
         if self._handoff is not None:

@@ -43,14 +43,13 @@ if _ROOT not in sys.path:
     sys.path.append(_ROOT)
 
 from tests.support.processor_time import spent_s  # noqa: E402
+from tests.support.required import require  # noqa: E402
 from tests.support.servers import (  # noqa: E402
     KINDS,
     Broker,
-    BrokerUnavailable,
     Kind,
     NotOffered,
     Pool,
-    oracle_is_required,
     selected_kinds,
 )
 from tests.support.stuck_tasks import told_after  # noqa: E402
@@ -192,34 +191,24 @@ def pool() -> Iterator[Pool]:
     pool.close()
 
 
-def _require(kind: Kind) -> None:
-    """Skip when the oracle is absent and nobody insists on it; any other absent broker is a failure."""
-    try:
-        kind.command()
-    except BrokerUnavailable as error:
-        if kind.is_oracle and not oracle_is_required():
-            pytest.skip(str(error))
-        pytest.fail(str(error), pytrace=False)
-
-
 @pytest.fixture
 def broker(kind: Kind, pool: Pool) -> Broker:
     """The shared broker of this kind. Other tests use it too: unique subjects, own clients, no signals."""
-    _require(kind)
+    require(kind)
     return pool.get(kind)
 
 
 @pytest.fixture
 def broker_with(kind: Kind, pool: Pool) -> Callable[..., Broker]:
     """The shared broker of this kind with that configuration: `broker_with(config, args)`. Other tests use it too."""
-    _require(kind)
+    require(kind)
     return lambda config, args=(): pool.get(kind, config, args)
 
 
 @pytest.fixture
 def start_broker(kind: Kind) -> Iterator[Callable[..., Broker]]:
     """Start a broker of this test's own: `start_broker(args=[…], config="…", port=0, descriptors=None, …)`."""
-    _require(kind)
+    require(kind)
     started: list[Broker] = []
 
     def start(**options: Any) -> Broker:

@@ -81,8 +81,8 @@ class Scribe:
         self._backlog_bytes = 0
         self._is_paused = False  # the disk refuses writes
         self._is_late = False  # the disk hangs; set by the event loop, and taken back by the thread
-        self._is_over = False  # nothing is noted as written any more; changed and read under this lock, …
-        self._noting = threading.Lock()  # … which is never held while the disk is waited for
+        self._is_over = False  # nothing is noted as written any more; set under this lock, …
+        self._noting = threading.Lock()  # … which the thread has while it notes, and never while it waits for the disk
         self._told_lost = 0  # windows that rows in files say were lost
         self._lost = 0  # windows; written by the thread alone, …
         self._taken_bytes = 0  # … as is what it has taken from the queue

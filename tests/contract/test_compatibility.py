@@ -16,7 +16,8 @@ import time
 import pytest
 
 from tests.support.pages import Pages
-from tests.support.servers import KINDS, Broker, BrokerUnavailable, Kind, oracle_is_required
+from tests.support.required import require
+from tests.support.servers import KINDS, Broker, Kind
 from tests.support.wire import Client
 
 PAIRS = {"2.9": ("nats-server", "gnatswarm-2"), "2.15": ("nats-server-2.15", "gnatswarm-2-as-2.15")}
@@ -39,12 +40,7 @@ CONFIGS = {
 def kinds_of(version: str) -> tuple[Kind, Kind]:
     """Theirs and ours."""
     theirs, ours = PAIRS[version]
-    try:
-        KINDS[theirs].command()
-    except BrokerUnavailable as error:
-        if not oracle_is_required():
-            pytest.skip(str(error))
-        raise
+    require(KINDS[theirs])
     return KINDS[theirs], KINDS[ours]
 
 

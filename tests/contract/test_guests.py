@@ -13,7 +13,8 @@ import pytest
 
 from tests.support.framed import connect as connect_framed
 from tests.support.framed import websocket_port
-from tests.support.servers import KINDS, Broker, BrokerUnavailable, oracle_is_required
+from tests.support.required import require
+from tests.support.servers import KINDS, Broker
 from tests.support.wire import Client
 
 USERS = "users [ {user: s, password: p} ]"
@@ -42,12 +43,7 @@ BESIDE = {"an empty block": "authorization {}", "a timeout": "authorization { ti
 @pytest.fixture(params=PAIRS, ids=lambda pair: pair[0])
 def pair(request: pytest.FixtureRequest) -> tuple[str, str]:
     """The real server, and us like it."""
-    try:
-        KINDS[request.param[0]].command()
-    except BrokerUnavailable as error:
-        if not oracle_is_required():
-            pytest.skip(str(error))
-        raise
+    require(KINDS[request.param[0]])
     found: tuple[str, str] = request.param
     return found
 

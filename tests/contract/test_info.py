@@ -14,7 +14,8 @@ import orjson
 import pytest
 
 from tests.support.authority import Authority
-from tests.support.servers import KINDS, Broker, BrokerUnavailable, oracle_is_required
+from tests.support.required import require
+from tests.support.servers import KINDS, Broker
 from tests.support.wire import Client
 
 OURS = {"gnatswarm", "shard"}
@@ -59,12 +60,7 @@ TWO_LIMITS = """accounts { A { users [ {user: a, pass: b} ], limits { max_payloa
 @pytest.fixture(params=PAIRS, ids=lambda pair: pair[0])
 def pair(request: pytest.FixtureRequest) -> tuple[str, str]:
     """The real server, and us like it."""
-    try:
-        KINDS[request.param[0]].command()
-    except BrokerUnavailable as error:
-        if not oracle_is_required():
-            pytest.skip(str(error))
-        raise
+    require(KINDS[request.param[0]])
     found: tuple[str, str] = request.param
     return found
 

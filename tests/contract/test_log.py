@@ -11,7 +11,8 @@ import nkeys
 import orjson
 import pytest
 
-from tests.support.servers import KINDS, Broker, BrokerUnavailable, oracle_is_required
+from tests.support.required import require
+from tests.support.servers import KINDS, Broker
 from tests.support.wire import Client
 
 PAIR = nkeys.from_seed(nkeys.encode_seed(bytes(range(32)), nkeys.PREFIX_BYTE_USER))
@@ -61,12 +62,7 @@ PAIRS = (("nats-server", "gnatswarm-1"), ("nats-server-2.15", "gnatswarm-1-as-2.
 @pytest.fixture(params=PAIRS, ids=lambda pair: pair[0])
 def pair(request: pytest.FixtureRequest) -> tuple[str, str]:
     """The real server, and us like it."""
-    try:
-        KINDS[request.param[0]].command()
-    except BrokerUnavailable as error:
-        if not oracle_is_required():
-            pytest.skip(str(error))
-        raise
+    require(KINDS[request.param[0]])
     found: tuple[str, str] = request.param
     return found
 

@@ -16,6 +16,7 @@ import pytest
 import pytest_asyncio
 
 from tests.support.pages import Pages
+from tests.support.required import require
 from tests.support.servers import HOST, KINDS, Broker, BrokerUnavailable, oracle_is_required
 from tests.support.wire import Client, Cluster
 
@@ -78,12 +79,7 @@ async def scenario(broker: Broker, cluster: Cluster) -> None:
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=PAIRS, ids=lambda pair: pair[0])
 async def sides(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Side, Side]]:
     """The real server and us."""
-    try:
-        KINDS[request.param[0]].command()
-    except BrokerUnavailable as error:
-        if not oracle_is_required():
-            pytest.skip(str(error))
-        raise
+    require(KINDS[request.param[0]])
     found, clusters = [], []
     for kind in request.param:
         broker = Broker(KINDS[kind], args=["-m", "-1"]).start()

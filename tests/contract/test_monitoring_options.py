@@ -11,7 +11,8 @@ import pytest
 
 from tests.support.authority import Authority
 from tests.support.pages import Pages
-from tests.support.servers import KINDS, Broker, BrokerUnavailable, oracle_is_required
+from tests.support.required import require
+from tests.support.servers import KINDS, Broker
 from tests.support.wire import Client
 
 # Of one run alone, or ours alone; what the system account's own subscriptions are there is nothing here.
@@ -43,12 +44,7 @@ OPTIONS = {
 
 @pytest.fixture(scope="module", autouse=True)
 def _oracle() -> None:
-    try:
-        KINDS["nats-server"].command()
-    except BrokerUnavailable as error:
-        if not oracle_is_required():
-            pytest.skip(str(error))
-        raise
+    require(KINDS["nats-server"])
 
 
 def broker(name: str, config: str) -> Broker:
