@@ -506,16 +506,22 @@ class TestRouterDies:
         with Router(tmp_path, 2, accept=accept) as router:
             router.wait_ready()
 
-            def descriptors() -> list[int]:
-                pids = [router.process.pid, router.router_pid(), *(boot["pid"] for boot in router.boots())]
+            def counts(*pids: int) -> list[int]:
                 return [len(os.listdir(f"/proc/{pid}/fd")) for pid in pids]
 
+            shards = [boot["pid"] for boot in router.boots()]
+            before = counts(*shards)
             router.kill_router()
-            before = descriptors()
+            # A shard that has not read its new channel yet, which comes through the keeper, has one less.
+            wait_until(lambda: counts(*shards) == before, "a new channel to each shard")
+            first = counts(router.process.pid, router.router_pid(), *shards)
             for _ in range(2):
                 router.kill_router()
             # The operator's own connection may still have been open when they were counted first.
-            wait_until(lambda: all(map(int.__le__, descriptors(), before)), "no more than after the first time")
+            wait_until(
+                lambda: all(map(int.__le__, counts(router.process.pid, router.router_pid(), *shards), first)),
+                "no more than after the first death",
+            )
 
 
 def _is_refused(port: int) -> bool:
