@@ -530,6 +530,7 @@ class Channel:
         self._on_closed = on_closed
         self._pending: deque[memoryview] = deque()
         self._pending_bytes = 0
+        self._received: deque[ControlMessage] = deque()  # and not delivered yet
         self._is_closed = False
         self._loop.add_reader(self._fd, self._on_event)
 
@@ -612,6 +613,9 @@ class Channel:
 
     def _on_readable(self) -> bool:
         """Read once. False when there was nothing to read or the channel has ended."""
+        self._deliver()
+        if self._is_closed:
+            return False
         try:
             data = self._sock.recv(READ_BYTES)
         except (BlockingIOError, InterruptedError):
@@ -624,20 +628,24 @@ class Channel:
             return False
         try:
             if data:
-                messages = self._framer.feed(data)
+                self._received += self._framer.feed(data)
             else:
                 self._framer.end()
-                messages = []
         except ControlError as error:
             self._finish(error)
             return False
-        for message in messages:
-            if self._is_closed:
-                return False
-            self._on_message(message)
+        self._deliver()
         if not data:
             self._finish(None)
-        return bool(data)
+        return bool(data) and not self._is_closed
+
+    def _deliver(self) -> None:
+        while self._received and not self._is_closed:
+            try:
+                self._on_message(self._received.popleft())
+            except Exception:  # (which ends a shard, and not the router)
+                self._loop.call_soon(self._on_event)
+                raise
 
     def _finish_soon(self, error: ControlError) -> None:
         # The caller of send() does not expect on_closed during that call: report it on the loop's next turn.

@@ -400,9 +400,16 @@ class Clients:
         asyncio.get_running_loop().call_soon(self._give_away, session)
 
     def _give_away(self, session: ClientSession) -> None:
-        """The leaf node goes on in the gateway, but for its TLS: its session here ends as if it had never been."""
-        if session.socket is None or session.connection.is_closing:
-            return
+        """The leaf node goes on in the gateway, if that takes leaf nodes by now."""
+        if session.socket is not None and not session.connection.is_closing:
+            try:
+                self._give_to_gateway(session)
+            except Exception:
+                self._blame(session)
+                self._reactor.finish()
+
+    def _give_to_gateway(self, session: ClientSession) -> None:
+        """But for its TLS. Its session here ends as if it had never been."""
         layered: LayeredSocket = session.socket  # type: ignore[assignment]  # as every socket with WebSocket
         try:
             if self.leaf_way is None:
@@ -819,7 +826,13 @@ class Clients:
 
     def _settle(self) -> None:
         self._settles_soon = False
-        heard = self._hearing.settle()
+        heard = []
+        for session in list(self._hearing.sessions):
+            try:
+                if self._hearing.settle(session):
+                    heard.append(session)
+            except Exception:
+                self._blame(session)
         self._tell({session: True for session in heard if session in self._told_when_heard})
         self._told_when_heard.difference_update(heard)
         self._hear(())
@@ -1213,11 +1226,14 @@ class Clients:
         session = self.open.get(cid)
         if is_listener is None or session is None:
             return
-        self._readmit(session)
+        try:
+            self._readmit(session)
+            if is_listener:
+                self._listen_anew(session)
+            self._end_surplus_of_account(session)
+        except Exception:
+            self._blame(session)
         self._forget_rights()
-        if is_listener:
-            self._listen_anew(session)
-        self._end_surplus_of_account(session)
 
     def reload_those_that_stay(self) -> None:
         """A move has ended: clients of this shard that were to leave, and stay, get what was reloaded meanwhile."""

@@ -80,13 +80,14 @@ class Hearing:
         if session not in self._parts:
             self._begin(session, False)
 
-    def settle(self) -> list[ClientSession]:
-        """Limit those again that were heard and are still here; who they are."""
-        heard = [session for session, part in self._parts.items() if not part.is_closing and part.is_over()]
-        for session in heard:
-            del self._parts[session]
-            session.connection.allow(self._allowance_of(session))
-        return heard
+    def settle(self, session: ClientSession) -> bool:
+        """Limit one of `sessions` again that was heard, and is not being closed; whether it is so."""
+        part = self._parts[session]
+        if part.is_closing or not part.is_over():
+            return False
+        del self._parts[session]
+        session.connection.allow(self._allowance_of(session))
+        return True
 
     def is_over(self, session: ClientSession) -> bool:
         """Whether it may be closed. Of who was not heard yet it begins."""

@@ -38,6 +38,7 @@ from gnatswarm.broker.quoted import quoted
 from gnatswarm.shards.boundary.logs import TRACE
 from gnatswarm.shards.boundary.wall_clock import wall_offset_us
 from gnatswarm.shards.clients.moved import FrozenAdmission, FrozenSession, FrozenTls
+from gnatswarm.shards.sockets.blame import costs_its_connection
 from gnatswarm.shards.sockets.reactor import Socket
 
 if TYPE_CHECKING:
@@ -444,6 +445,7 @@ class ClientSession:
         """Whether the client has been closed, so that the result of its log-in is not needed."""
         return bool(self.reason) or self.connection.is_closing
 
+    @costs_its_connection
     def on_compared(self, question: HashedPassword, is_same: bool | None) -> None:
         """The result of comparing its password with the hash; None: not compared, because too many were waiting."""
         options, self._asking = self._asking, None

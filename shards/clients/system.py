@@ -127,10 +127,7 @@ class Inbox:
             body = bytes(self._buffer[end + 2 : end + 2 + size])
             del self._buffer[: end + 2 + size + 2]
             # "MSG subject sid reply size", or "MSG subject sid size".
-            try:
-                self._system.on_asked(words[1], words[3] if len(words) == 5 else b"", body)
-            except Exception:  # an error of ours: one request is not answered, and this process goes on
-                logger.exception("a request to the system account failed")
+            self._system.attempt(self._system.on_asked, words[1], words[3] if len(words) == 5 else b"", body)
 
 
 class Count(msgspec.Struct):
@@ -301,7 +298,7 @@ class System:
 
         Not within a client's operation: it may hold a match result, which a publish could make invalid.
         """
-        self._loop.call_soon(self._say, account, subject, payload, header)
+        self._loop.call_soon(self.attempt, self._say, account, subject, payload, header)
 
     def named(self) -> advisory.Document:
         """The member `server` of an event of now."""
@@ -435,6 +432,13 @@ class System:
 
     # ---- requests
 
+    def attempt(self, work: Callable[..., None], *given: object) -> None:
+        """An error of ours in this: one request is not answered, one event not published, and this process goes on."""
+        try:
+            work(*given)
+        except Exception:
+            logger.exception("a request to the system account, or an event there, failed")
+
     def on_asked(self, subject: bytes, reply: bytes, body: bytes) -> None:
         """A request from a user of the system account, or the answer of a member of the cluster."""
         if subject.startswith(self._count_prefix):
@@ -452,11 +456,11 @@ class System:
             permissions = self._permissions_of(session)
             named = self._named(now_us)
             info = advisory.user_info(named, session.user, account, permissions, has_name=self._is_like_newer)
-            self._loop.call_soon(self._say, account, reply, info)
+            self._loop.call_soon(self.attempt, self._say, account, reply, info)
             return True
         if account == self._account or subject not in advisory.ABOUT_ONES_OWN:
             return False
-        self._loop.call_soon(self._ask, account, subject, reply, body)
+        self._loop.call_soon(self.attempt, self._ask, account, subject, reply, body)
         return True
 
     def _permissions_of(self, session: ClientSession) -> orjson.Fragment | None:
@@ -501,7 +505,7 @@ class System:
         else:
             self._last_count += 1
             answers_at = self._count_prefix + b"%d" % self._last_count
-            timer = self._loop.call_later(COUNT_S, self._end_count, answers_at)
+            timer = self._loop.call_later(COUNT_S, self.attempt, self._end_count, answers_at)
             self._counts[answers_at] = Count(reply, self._members + 1, timer)
             asked = advisory.count_request(self._account, subject, queue)
             self._say(self._account, advisory.SUBSCRIPTION_COUNT.encode(), asked, reply=answers_at)

@@ -25,6 +25,7 @@ from gnatswarm.broker.subject import is_valid_subscription
 from gnatswarm.shards.boundary.utf8_text import utf8_text
 from gnatswarm.shards.gateway import words
 from gnatswarm.shards.gateway.leaf_connection import ConnectionOwner, LeafConnection
+from gnatswarm.shards.sockets.blame import costs_its_connection
 
 if TYPE_CHECKING:
     import asyncio
@@ -160,6 +161,7 @@ class HubSession(LeafConnection):
 
     # ---- handshake
 
+    @costs_its_connection
     def greet(self) -> None:
         """Begin: say who we are, and wait for CONNECT. With TLS it follows on this, or precedes it."""
         self.link.send(words.line(b"INFO", {**self._owner.info(self), "info_on_connect": True}))
@@ -176,6 +178,7 @@ class HubSession(LeafConnection):
         self._why = "it had not logged in"
         self.link.drop()
 
+    @costs_its_connection
     def _give_up(self) -> None:
         logger.error("%s - Authentication Timeout", self)
         self._refuse("Authentication Timeout")
@@ -274,6 +277,7 @@ class HubSession(LeafConnection):
         """Whether it has been closed, so that the result of its log-in is not needed."""
         return self._is_gone
 
+    @costs_its_connection
     def on_compared(self, question: HashedPassword, is_same: bool | None) -> None:
         """The result of comparing its password with the hash; None: not compared, because too many were waiting."""
         identity = self._owner.authenticator.admitted(question) if is_same else None
@@ -374,6 +378,7 @@ class HubSession(LeafConnection):
                 content["answers"] = words.Answers(rights.responses, max(0.0, rights.responses_expire_s))
         self.link.send(words.line(b"INFO", content))
 
+    @costs_its_connection
     def tell_urls(self) -> None:
         """The addresses of the cluster have changed."""
         self.link.send(words.line(b"INFO", self._owner.info(self)))
@@ -383,8 +388,9 @@ class HubSession(LeafConnection):
         # nats-server as a leaf node sends nothing that `export` does not have, and so no answers.
         return self.connect is not None and bool(self.connect.gnatswarm)
 
-    def reload(self, *, may_wait: bool = True) -> bool:
-        """The rules for log-ins have changed. False: it is being closed, because it would not be here under these.
+    @costs_its_connection
+    def reload(self, *, may_wait: bool = True) -> None:
+        """The rules for log-ins have changed: it is closed if it would not be here under these.
 
         It stays as it was while its password is compared with a hash, unless that was tried (not `may_wait`).
         So it is if its rights or its isolation have changed, and comes back: then each end has told the other all that
@@ -392,34 +398,33 @@ class HubSession(LeafConnection):
         not heard.
         """
         if self.connect is None:
-            return True
+            return
         objection = self._certificate_objection()
         if not objection and self._is_mapped and self._mapped_user() != self._user:
             objection = "its certificate selects another user, or none"
         if objection:
             logger.error("%s - the configuration does not admit it any more: %s", self, objection)
             self._refuse("Authorization Violation")
-            return False
+            return
         if self.admission is None:
-            return True
+            return
         identity = self._owner.authenticator.readmit(self.admission)
         if identity is None and may_wait and self._owner.compares_anew(self, self.admission):
-            return True
+            return
         if identity is None or self._owner.account_of(identity) != self.account:
             logger.error("%s - the configuration does not admit it any more", self)
             self._refuse("Authorization Violation")
-            return False
+            return
         if (self._owner.isolates or self.connect.isolate) != self._is_isolated:
             logger.info("%s - the configuration changes whether it is isolated: it has to connect again", self)
             self._end("Isolation Changed")
-            return False
+            return
         if identity.permissions != self.admission.identity.permissions:
             logger.info("%s - the configuration changes its rights: it has to connect again", self)
             self._end("Permissions Changed")
-            return False
+            return
         self.admission = msgspec.structs.replace(self.admission, identity=identity)
         self.link.max_subscriptions = self._owner.most_subscriptions(self.account)
-        return True
 
     def is_replaced_by(self, other: HubSession) -> bool:
         """Whether the other is the same leaf node's next connection for the same account."""

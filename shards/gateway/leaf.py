@@ -18,6 +18,7 @@ from gnatswarm.broker.version import OWN_VERSION
 from gnatswarm.shards.gateway import words
 from gnatswarm.shards.gateway.credentials import log_in
 from gnatswarm.shards.gateway.leaf_connection import ConnectionOwner, LeafConnection
+from gnatswarm.shards.sockets.blame import costs_its_connection
 
 if TYPE_CHECKING:
     import asyncio
@@ -120,9 +121,15 @@ class LeafSession(LeafConnection):
         """The first INFO has to come within this time."""
         self._timer = self._loop.call_later(timeout_s, self._miss_info, timeout_s)
 
+    @costs_its_connection
     def _miss_info(self, timeout_s: float) -> None:
         self._end(f"no INFO within {timeout_s:g} s")
         self._owner.flush()
+
+    @costs_its_connection
+    def begin(self) -> None:
+        """As start(), outside of the reactor's rounds."""
+        self.start()
 
     def start(self) -> None:
         """Answer the hub's first INFO."""
@@ -158,6 +165,7 @@ class LeafSession(LeafConnection):
         else:
             self._accepted(info)
 
+    @costs_its_connection
     def _give_up(self) -> None:
         self._why = f"the hub did not accept within {ACCEPT_S:g} s"
         self._refuse("Stale Leaf Node Connection - Closing")
@@ -301,6 +309,7 @@ class LeafSession(LeafConnection):
 
     # ---- life
 
+    @costs_its_connection
     def reload(self) -> None:
         """The rules for hubs may have changed: the connection ends if they refuse this one's certificate."""
         self.link.max_subscriptions = self._owner.most_subscriptions(self.account)

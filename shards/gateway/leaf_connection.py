@@ -16,6 +16,7 @@ from gnatswarm.broker.quoted import quoted
 from gnatswarm.broker.serverlink import ServerLink
 from gnatswarm.shards.boundary.rows import MOST_LEAF_SUBS, MOST_LISTED_BYTES, LeafRow
 from gnatswarm.shards.gateway.refusals import Refusals
+from gnatswarm.shards.sockets.blame import costs_its_connection
 
 if TYPE_CHECKING:
     import asyncio
@@ -123,6 +124,7 @@ class LeafConnection:
         else:
             self._loop_timer = self._loop.call_later(LOOP_LOOK_S, self._end_loop)
 
+    @costs_its_connection
     def _end_loop(self) -> None:
         text = f'Loop detected for leafnode account="{self.account}". Delaying attempt to reconnect for 30s'
         self._refuse(text, wait_long=True)
@@ -232,6 +234,7 @@ class LeafConnection:
         """From now on ping the other end; it is accepted."""
         self._timer = self._loop.call_later(FIRST_PING_S, self._ping)
 
+    @costs_its_connection
     def _ping(self) -> None:
         if self.link.is_silent:
             return

@@ -15,6 +15,7 @@ import msgspec
 from gnatswarm.broker.access.auth import NOBODY, Authenticator, Verdicts
 from gnatswarm.broker.access.nkey import new_nonce
 from gnatswarm.broker.access.user_index import UserIndex
+from gnatswarm.broker.errors import CloseReason
 from gnatswarm.broker.frozen import RecordRefused
 from gnatswarm.broker.info import advertised
 from gnatswarm.shards.clients.passwords import Passwords
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from gnatswarm.shards.sockets.frames import Frames
     from gnatswarm.shards.sockets.frozen_socket import FrozenSocket
     from gnatswarm.shards.sockets.gate import Gate
+    from gnatswarm.shards.sockets.layered import LayeredSocket
     from gnatswarm.shards.sockets.reactor import Reactor
 
 logger = logging.getLogger("gnatswarm.gateway")
@@ -227,15 +229,18 @@ class LeafPort:
         """Take over a new connection of the port."""
         session = self._new_session(fd, host, port)
         gate = self._gate
-        if gate is None:
-            session.socket = self._reactor.open(fd, session.link, session)
-        else:
+        layered: LayeredSocket | None = None
+        if gate is not None:
             from gnatswarm.shards.sockets.layered import LayeredSocket
 
             layered = LayeredSocket(gate)
+        try:
             session.socket = self._reactor.open(fd, session.link, session, layered)
-            if gate.is_silent and gate.fallback_s:
-                self._loop.call_later(gate.fallback_s, layered.speak_first)
+        except OSError as error:
+            _forget_unwatched(session, fd, error)
+            return
+        if layered is not None and gate is not None and gate.is_silent and gate.fallback_s:
+            self._loop.call_later(gate.fallback_s, layered.speak_first)
         session.greet()
 
     def on_websocket(self, fd: int, leaf: ArrivedLeafNode) -> None:
@@ -254,9 +259,13 @@ class LeafPort:
             return
         session = self._new_session(fd, leaf.host, leaf.port, frames, leaf.names)
         layered = LayeredSocket(Gate(timeout_s=0, frames=lambda _: frames), leaf.socket)
-        session.socket = self._reactor.put(fd, session.link, session, leaf.socket, layered)
-        session.greet()
-        self.flush()
+        try:
+            session.socket = self._reactor.put(fd, session.link, session, leaf.socket, layered)
+        except OSError as error:
+            _forget_unwatched(session, fd, error)
+        else:
+            session.greet()
+            self.flush()
 
     def _new_session(
         self, fd: int, host: str, port: int, frames: Frames | None = None, names: CertificateNames | None = None
@@ -370,6 +379,13 @@ class LeafPort:
         """The connection has ended."""
         self.sessions.remove(session)
         self._waiting.remove(session)
+
+
+def _forget_unwatched(session: HubSession, fd: int, why: OSError) -> None:
+    """Its socket cannot be watched, as of a client (`Clients`)."""
+    logger.error("%s - cannot be served, and is closed: %s", session, why)
+    session.on_closed(CloseReason.READ_ERROR)
+    socket.close(fd)
 
 
 def _local_host(fd: int) -> str:

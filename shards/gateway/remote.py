@@ -18,6 +18,7 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 from gnatswarm.broker.bounds import LARGEST_FRAME_PAYLOAD_BYTES
+from gnatswarm.broker.errors import CloseReason
 from gnatswarm.shards.gateway import words
 from gnatswarm.shards.gateway.addresses import name_for_tls
 from gnatswarm.shards.gateway.leaf import LeafSession
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from gnatswarm.shards.gateway.words import Identity, ServerInfo
     from gnatswarm.shards.sockets.frames import Frames
     from gnatswarm.shards.sockets.frozen_socket import FrozenFrames
+    from gnatswarm.shards.sockets.layered import LayeredSocket
     from gnatswarm.shards.sockets.reactor import Reactor
 
 logger = logging.getLogger("gnatswarm.gateway")
@@ -329,14 +331,21 @@ class Remote:
         )
         if info is None:
             session.wait_for_info(self.remote.first_info_timeout_s + self.remote.tls.timeout_s)
-        if gate is None:
-            session.socket = self._reactor.open(sock.detach(), session.link, session)
-            session.start()
-        else:
+        layered: LayeredSocket | None = None
+        if gate is not None:
             from gnatswarm.shards.sockets.layered import LayeredSocket
 
             layered = LayeredSocket(gate)
-            session.socket = self._reactor.open(sock.detach(), session.link, session, layered)
+        try:
+            session.socket = self._reactor.open(sock.fileno(), session.link, session, layered)
+        except OSError:  # it cannot be watched
+            session.on_closed(CloseReason.READ_ERROR)
+            sock.close()
+            raise
+        sock.detach()
+        if layered is None:
+            session.begin()
+        else:
             try:
                 layered.connect()
             except Exception:

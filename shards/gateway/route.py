@@ -24,6 +24,7 @@ from gnatswarm.shards.boundary.wall_clock import wall_offset_us
 from gnatswarm.shards.gateway import words
 from gnatswarm.shards.gateway.refusals import Refusals
 from gnatswarm.shards.gateway.remote import Address
+from gnatswarm.shards.sockets.blame import costs_its_connection
 
 if TYPE_CHECKING:
     import asyncio
@@ -249,6 +250,7 @@ class RouteSession:
         right = [hmac.compare_digest(given.encode(), wanted.encode()) for given, wanted in pairs]
         return all(right)
 
+    @costs_its_connection
     def _too_late(self) -> None:
         if self.info is not None:
             return
@@ -342,6 +344,12 @@ class RouteSession:
         if self.info is not None:
             self._show_permissions(self.info)
         return True
+
+    @costs_its_connection
+    def take_accounts(self) -> None:
+        """There are new accounts here: what the member has told of them counts from now on."""
+        if not self.link.take_accounts():
+            self.close("it told too much of accounts that were not known here, and has to tell it again")
 
     def begin(self) -> None:
         """It is the member's connection: tell it the interest here, and send it messages from now on."""
@@ -521,6 +529,7 @@ class RouteSession:
             self._timer.cancel()
             self._timer = self._loop.call_later(interval_s, self._ping)
 
+    @costs_its_connection
     def _ping(self) -> None:
         if self.link.is_silent:
             return

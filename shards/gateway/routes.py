@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import random
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from gnatswarm.shards.clients.certificate_rule import CertificateRule
     from gnatswarm.shards.gateway.server_events import ServerEvents
     from gnatswarm.shards.gateway.words import ServerInfo
+    from gnatswarm.shards.sockets.layered import LayeredSocket
     from gnatswarm.shards.sockets.reactor import Reactor
 
 logger = logging.getLogger("gnatswarm.gateway")
@@ -178,7 +180,12 @@ class Routes:
 
     def on_accept(self, fd: int, host: str, port: int) -> None:
         """Another server, or whoever it is, has connected to the cluster's port."""
-        self._waiting.add(self._open(fd, host, port, None, is_configured=False))
+        try:
+            session = self._open(fd, host, port, None, is_configured=False)
+        except OSError as error:  # as of a client (`Clients`)
+            logger.error("%s:%d - cannot be served, and is closed: %s", host, port, error)
+        else:
+            self._waiting.add(session)
 
     def reload(self, options: Options, *, has_new_accounts: bool) -> None:
         """Apply new options: members that are not named any more are disconnected, if this broker dialled them.
@@ -205,8 +212,7 @@ class Routes:
         for session in self._sessions:
             session.set_pings(*self._pings)
         for session in list(self._sessions) if has_new_accounts else ():
-            if not session.link.take_accounts():
-                session.close("it told too much of accounts that were not known here, and has to tell it again")
+            session.take_accounts()
         self._dial_configured()
         self._teller.changed()
         self.flush()
@@ -364,7 +370,7 @@ class Routes:
             if dialled.is_self:
                 return None
             sock, where = await connected(self._loop, places, CONNECT_S)
-        except (OSError, UnicodeError) as error:
+        except Exception as error:  # resolvers object to what others name in ways of their own
             self._failed(dialled.address, attempt, str(error) or type(error).__name__)
             return None
         try:
@@ -396,6 +402,7 @@ class Routes:
             logger.error("Error trying to connect to route%s (attempt %d): %s", where, attempt, why)
 
     def _open(self, fd: int, host: str, port: int, dialled: Address | None, *, is_configured: bool) -> RouteSession:
+        """The session of a new connection, whose descriptor is its from now on. OSError: it cannot be watched."""
         ping_interval_s, ping_max = self._pings
         session = RouteSession(
             self._loop,
@@ -412,15 +419,20 @@ class Routes:
         )
         self._sessions.append(session)
         gate = self._gate(dialled)
-        if gate is None:
-            session.socket = self._reactor.open(fd, session.link, session)
-            session.start()
-            return session
-        from gnatswarm.shards.sockets.layered import LayeredSocket
+        layered: LayeredSocket | None = None
+        if gate is not None:
+            from gnatswarm.shards.sockets.layered import LayeredSocket
 
-        layered = LayeredSocket(gate)
-        session.socket = self._reactor.open(fd, session.link, session, layered)
-        if dialled is not None:
+            layered = LayeredSocket(gate)
+        try:
+            session.socket = self._reactor.open(fd, session.link, session, layered)
+        except OSError:
+            session.on_closed(CloseReason.READ_ERROR)
+            os.close(fd)
+            raise
+        if layered is None:
+            session.start()
+        elif dialled is not None:
             try:
                 layered.connect()
             except Exception:

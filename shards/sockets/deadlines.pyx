@@ -117,7 +117,11 @@ cdef class Deadlines:
                     self.swept_at = 0
                 source = <Source>sources[self.swept_at]
                 if isinstance(source, Socket):
-                    told += self.check(<Socket>source, reactor.box.now_us)
+                    try:
+                        told += self.check(<Socket>source, reactor.box.now_us)
+                    except Exception:
+                        reactor.blame(<Socket>source)
+                        told += 1
             reactor.is_unfinished = True
         finally:
             reactor.end_calls(has_begun)

@@ -655,10 +655,13 @@ cdef class LayeredSocket(Socket):
             self.shake()
 
     def speak_first(self):
-        """The client has not begun a handshake: send INFO in plain."""
+        """The client has not begun a handshake: send INFO in plain. An error of ours in that costs this connection."""
         if self.stage == QUIET and self.fd >= 0 and not self.is_lingering:
-            if self.prologue is not None:
-                self.owner.on_greeting_due(False)
+            try:
+                if self.prologue is not None:
+                    self.owner.on_greeting_due(False)
+            except Exception:
+                self.blame()
             self.stage = WAITS
             self.flush()
 

@@ -461,6 +461,11 @@ cdef class Socket(Source):
             shutdown(self.fd, SHUT_WR)
         return True
 
+    def blame(self):
+        """As Reactor.blame(), for this one, in a callback of the loop: it is closed at once, or at the round's end."""
+        self.reactor.blame(self)
+        self.reactor.finish()
+
     def freeze(self):
         """This socket as a record (a FrozenSocket), beside what its peer has; nothing changes. RecordRefused: it is
         closing."""

@@ -102,7 +102,7 @@ class Relay:
         stream = self._streams[left.fd] = _Stream(
             self._loop, label, left, client, ours, self._on_ended, self._kept, is_leaf_node=is_leaf_node
         )
-        stream.go_on()
+        stream.attend(stream.go_on)
         self._on_changed()
 
     def dismiss(self, within_s: float) -> None:
@@ -117,7 +117,7 @@ class Relay:
         share = 1.0 if spread_s <= 0 else min(1.0, (self._loop.time() - since_s) / spread_s)
         until = int(share * len(self._to_end))
         for stream in self._to_end[ended:until]:
-            stream.end_input()
+            stream.attend(stream.end_input)
         if share < 1.0:
             self._loop.call_later(STEP_S, self._end_some, since_s, spread_s, until)
 
@@ -200,6 +200,14 @@ class _Stream:
         if left.read:
             self._incoming.write(left.read)
 
+    def attend(self, work: Callable[..., None], *given: object) -> None:
+        """Do this for it: every callback of the loop comes here. An error of ours costs this connection alone."""
+        try:
+            work(*given)
+        except Exception:
+            logger.exception("%s - its connection is closed because of an error of ours", self._label)
+            self.close()
+
     def go_on(self) -> None:
         """Begin with what was read before."""
         self._decrypt()
@@ -230,7 +238,7 @@ class _Stream:
             self._cut()
             self._settle()
         else:
-            self._loop.call_later(DRY_S, self._look_whether_dry, self._bytes_read, until_s)
+            self._loop.call_later(DRY_S, self.attend, self._look_whether_dry, self._bytes_read, until_s)
 
     def _keep(self, size: int) -> None:
         """So much more has come of a client that is ended."""
@@ -266,7 +274,7 @@ class _Stream:
         for _ in range(READS_AT_ONCE):
             if not self._client_events[0] or not self._read_client():
                 return
-        self._loop.call_soon(self._on_client_readable)
+        self._loop.call_soon(self.attend, self._on_client_readable)
 
     def _read_client(self) -> bool:
         """Read once; False: nothing has come, or it has ended."""
@@ -313,7 +321,7 @@ class _Stream:
         for _ in range(READS_AT_ONCE):
             if not self._shard_events[0] or not self._read_shard():
                 return
-        self._loop.call_soon(self._on_shard_readable)
+        self._loop.call_soon(self.attend, self._on_shard_readable)
 
     def _read_shard(self) -> bool:
         """Read once; False: nothing has come, or it has ended."""
@@ -419,12 +427,12 @@ class _Stream:
     ) -> tuple[bool, bool]:
         if wanted[0] != before[0]:
             if wanted[0]:
-                self._loop.add_reader(sock.fileno(), on_readable)
+                self._loop.add_reader(sock.fileno(), self.attend, on_readable)
             else:
                 self._loop.remove_reader(sock.fileno())
         if wanted[1] != before[1]:
             if wanted[1]:
-                self._loop.add_writer(sock.fileno(), self._settle)
+                self._loop.add_writer(sock.fileno(), self.attend, self._settle)
             else:
                 self._loop.remove_writer(sock.fileno())
         return wanted

@@ -209,8 +209,12 @@ class Recorder:
     async def _end_window(self) -> None:
         pace = Pace()
         self._steps = self._window_steps()
-        for _ in self._steps:
-            await pace()
+        try:
+            for _ in self._steps:
+                await pace()
+        except Exception:  # an error of ours: the rows of this window are lost, and those of no other
+            logger.exception("a window of the statistics is lost")
+            self._open_window()
         self._steps = None
         self.longest_step_s = max(self.longest_step_s, pace.longest_s)
         self._wait()

@@ -295,6 +295,28 @@ async def test_bad_bytes_close_the_channel_with_the_reason() -> None:
     right.close()
 
 
+async def test_what_came_behind_a_message_that_fails_is_delivered() -> None:
+    """The router logs an error of its own, and goes on: a shard that had said that it is ready would not be so."""
+    failed: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: failed.append(context))
+    router, shard = ends()
+    on_message = router._on_message
+
+    def stumbles(message: ControlMessage) -> None:
+        on_message(message)
+        if len(router.got) in (1, 3):
+            raise RuntimeError("of the test")
+
+    router.channel._on_message = stumbles
+    for seq in range(4):
+        shard.channel.send(control.Pong(seq))
+    await router.wait_got(4)  # though nothing more is said
+    assert router.got == [control.Pong(seq) for seq in range(4)]
+    assert len(failed) == 2
+    shard.channel.close()
+    assert await router.wait_closed() is None
+
+
 async def test_closing_inside_a_message_delivers_no_other() -> None:
     left, right = socket.socketpair()
     got: list[ControlMessage] = []

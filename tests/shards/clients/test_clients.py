@@ -12,12 +12,13 @@ from collections.abc import AsyncIterator
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import bcrypt
 import msgspec
 import pytest
 
-from gnatswarm.broker.access.auth import HashedPassword
+from gnatswarm.broker.access.auth import NOBODY, Admission, HashedPassword
 from gnatswarm.broker.access.certificate_names import CertificateNames
 from gnatswarm.broker.errors import CloseReason
 from gnatswarm.broker.limits import Limits
@@ -1032,7 +1033,23 @@ async def test_publish_limits_hold_for_what_comes_in_one_write_with_the_log_in(*
         house.close()
 
 
-@pytest.mark.parametrize("what", ["reload", "surplus", "news", "close", "read on", "subscriptions", "hear", "hear out"])
+@pytest.mark.parametrize(
+    "what",
+    [
+        "reload",
+        "surplus",
+        "news",
+        "close",
+        "read on",
+        "subscriptions",
+        "hear",
+        "hear out",
+        "settle",
+        "stays",
+        "leaf node",
+        "log-in",
+    ],
+)
 async def test_an_error_of_ours_in_what_is_done_for_one_client_of_many_costs_that_client_alone(
     what: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -1083,6 +1100,25 @@ async def test_an_error_of_ours_in_what_is_done_for_one_client_of_many_costs_tha
             case "hear":
                 fails_for_one(clients._hearing, "_begin")
                 clients.read_ahead()
+            case "settle":
+                fails_for_one(clients._hearing, "settle")
+                parts: dict[Any, Any] = clients._hearing._parts
+                parts[bad] = None
+                clients._settle()
+            case "stays":
+                fails_for_one(clients, "_readmit")
+                clients._note_reload(bad, listens=False)
+                clients.reload_those_that_stay()
+            case "leaf node":
+                clients.leaf_way = Mock()
+                clients.on_leaf_node(bad)  # (no WebSocket)
+            case "log-in":
+                fails_for_one(type(bad), "_remember")
+                bad._asking = bad.connect
+                answered = Mock(is_gone=False, host="another")
+                for waiter in bad, answered:
+                    clients.passwords.ask(HashedPassword(Admission(NOBODY), "", "$2b$no hash", b"k"), waiter)
+                await until(lambda: answered.on_compared.called)
             case _:
                 fails_for_one(clients._hearing, "is_over")
                 assert clients.hear_out(sessions) == sessions

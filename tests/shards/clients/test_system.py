@@ -94,6 +94,19 @@ async def test_a_request_goes_to_the_router_and_its_answer_to_who_asked(told: To
     assert await admin.talk(b"PING\r\n") == b"PONG\r\n", "it was answered already"
 
 
+async def test_a_request_that_fails_because_of_an_error_of_ours_ends_nothing(
+    told: Told, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Any user may ask; it ended the shard."""
+    failed: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: failed.append(context))
+    ann = await told.client(b"ann", b"back")
+    monkeypatch.setattr(told.system, "_tell", lambda _request: 1 // 0)
+    await ann.talk(b"PUB $SYS.REQ.ACCOUNT.PING.CONNZ back 0\r\n\r\nPING\r\n")
+    await until(lambda: "ZeroDivisionError" in caplog.text)
+    assert await ann.talk(b"PING\r\n") == b"PONG\r\n" and not failed
+
+
 async def test_a_user_asks_about_itself_without_the_router(told: Told) -> None:
     ann = await told.client(b"ann", b"back")
     await ann.talk(b"PUB $SYS.REQ.USER.INFO back 0\r\n\r\n", b"}\r\n")

@@ -119,6 +119,14 @@ def test_a_client_that_does_not_log_in_is_closed_in_time(bench):
     assert client.take() == b"-ERR 'Authentication Timeout'\r\n"
 
 
+def test_an_error_of_ours_at_one_client_s_deadline_costs_that_client_alone(bench, monkeypatch, caplog):
+    bad, good = (bench.connect(must_authenticate=True) for _ in range(2))
+    monkeypatch.setattr(Session, "on_error", lambda self, error: 1 // 0 if self.connection is bad.connection else None)
+    bench.sweep_until(lambda: bool(bad.closed and good.closed))
+    assert (bad.closed, good.closed) == ([CloseReason.PARSE_ERROR], [CloseReason.AUTHENTICATION_TIMEOUT])
+    assert "its connection is closed because of an error of ours" in caplog.text
+
+
 def test_a_client_that_has_logged_in_is_not(bench):
     client = bench.connect(must_authenticate=True)
     bench.tell(client, QUIET)

@@ -515,6 +515,27 @@ def test_an_error_of_ours_in_frames_that_were_kept_costs_their_connection_and_no
     assert "its connection is closed because of an error of ours" in caplog.text
 
 
+class NotGreeted(Doorkeeper):
+    """Its INFO, which waits for a PROXY header, is an error of ours."""
+
+    def on_greeting_due(self, is_known: bool) -> None:
+        raise RuntimeError("of the test")
+
+
+def test_an_error_of_ours_in_info_that_is_sent_in_plain_costs_its_connection_and_no_other(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    gate = Gate(timeout_s=60.0, context=Shaken(), is_silent=True, reads_proxy_header=True)  # type: ignore[arg-type]
+    keeper = NotGreeted(admits=True)
+    client = bench.connect(gate, keeper)
+    layered = keeper.socket
+    assert isinstance(layered, LayeredSocket)
+    layered.speak_first()
+    assert client.recv(1) == b"" and keeper.reasons == [CloseReason.PARSE_ERROR]
+    bench.serve_another()
+    assert "its connection is closed because of an error of ours" in caplog.text
+
+
 END_OF_TLS = bytes([ALERT]) + record(b"\1\0")[1:]
 END_OF_FRAMES = frame(CLOSE, (1000).to_bytes(2, "big"))
 

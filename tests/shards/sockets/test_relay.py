@@ -246,7 +246,9 @@ def test_those_that_stay_are_closed_one_by_one() -> None:
     )
     one = Relay(loop, "b", lambda: None)
     ended: list[int] = []
-    streams: Any = {n: SimpleNamespace(end_input=lambda n=n: ended.append(n)) for n in range(10)}
+    streams: Any = {
+        n: SimpleNamespace(attend=lambda work: work(), end_input=lambda n=n: ended.append(n)) for n in range(10)
+    }
     one._streams = streams
     one.dismiss(10.0)
     counts = []
@@ -257,6 +259,39 @@ def test_those_that_stay_are_closed_one_by_one() -> None:
     assert ended == list(range(10))
     assert [n for at, n in counts if at < 5.0] == []
     assert 4 <= max(n for at, n in counts if at <= 7.5) <= 5
+
+
+@pytest.mark.parametrize("what", ["reading", "looking", "ending"])
+async def test_an_error_of_ours_in_one_connection_costs_that_one_alone(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It ended the process, which has the TLS of all others."""
+    failed: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: failed.append(context))
+    authority = Authority(tmp_path)
+    one = Relayed(authority)
+    async with asyncio.timeout(DEADLINE_S):
+        await one.open(authority.client_context())
+        bad, [stream] = (one.reader, one.writer, one.shard_writer), list(one.relay._streams.values())
+        await one.open(authority.client_context())
+        name = {"reading": "_decrypt", "looking": "_look_whether_dry", "ending": "end_input"}[what]
+        before: Any = getattr(relay._Stream, name)
+        monkeypatch.setattr(
+            relay._Stream, name, lambda self, *given: 1 // 0 if self is stream else before(self, *given)
+        )
+        if what == "looking":
+            stream.attend(stream._look_whether_dry, -1, 0.0)
+        elif what == "ending":
+            one.relay.dismiss(0.0)
+        else:
+            stream.attend(stream._on_client_readable)
+            stream.attend(stream._decrypt)
+        await bad[0].read()
+        assert one.relay.connections == 1
+        one.shard_writer.write(b"hello")
+        assert await one.reader.readexactly(12) == b"unsent hello"
+    assert not failed and caplog.text.count("its connection is closed because of an error of ours") == 1
+    one.relay.close()
 
 
 class Kernel:

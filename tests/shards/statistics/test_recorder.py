@@ -297,6 +297,22 @@ async def test_a_disk_that_is_full_pauses_once_and_goes_on(
     assert said[-1] == "Statistics go on: 0 windows were lost"
 
 
+async def test_an_error_of_ours_costs_the_rows_of_one_window(
+    shard: Shard, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """There were none any more, and nobody heard why."""
+    await clock.pass_time(10)
+    with monkeypatch.context() as broken:
+        broken.setattr(shard.recorder, "_take_refused", lambda: 1 // 0)
+        await clock.pass_time(10)
+    assert caplog.text.count("a window of the statistics is lost") == 1
+    for _ in range(2):
+        shard.publish(9)
+        await clock.pass_time(10)
+    shard.recorder.close()
+    assert added(rows(tmp_path), "shard", "in_msgs") == {"in_msgs": 18}
+
+
 async def test_a_window_has_only_its_own_frames_of_a_link(shard: Shard, clock: Clock, tmp_path: Path):
     link: Any = SimpleNamespace(
         shard=1, is_joined=True, is_behind=False, pending_bytes=0, out_msgs=5, out_bytes=50, in_msgs=2, in_bytes=20,
