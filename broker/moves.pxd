@@ -45,6 +45,7 @@ cdef class Batch(FencedBatch):
     cdef uint64_t marked        # of those, who has marked or is dead
     cdef uint64_t broken        # of those, whose link broke: dead or alive, nobody knows yet
     cdef dict clients           # cid → ClientConnection
+    cdef set deaf               # old: cids of those that were closed, or whose other end was: they take nothing more
     cdef list todo              # what go_on() has still to do in this phase: cids, or parts of the offer
     cdef uint32_t at            # of the last in todo, which slot of its subscriptions is next, which offered one, or
     #                             which shift
@@ -86,6 +87,7 @@ cdef class Leaving(Batch):
     cdef int write_next(self) except -1
     cdef bint is_written(self, Written written, uint32_t most) except -1
     cdef int offer(self) except -1
+    cdef int begin_marking(self) except -1
     cdef bytes sid_of(self, const Sub *sub)
     cdef int write(self, Written written, Sub *sub, list subscriptions, list sids) except -1
     cdef int end_next(self, uint32_t most) except -1

@@ -18,9 +18,9 @@ from gnatswarm.broker.freezer cimport (
 from gnatswarm.broker.interest cimport (
     NO_MAX, NO_SHIFT, SUB_MARKED, GroupShift, QueueGroup, QueueName, Sub, weight_of)
 from gnatswarm.broker.outbuf cimport (
-    CLOSE_NONE, CLOSE_ROUTE_REMOVED, CLOSE_SLOW_CONSUMER_PENDING_BYTES, MOVING_GONE, MOVING_IN, MOVING_NOT,
-    MOVING_OUT, CloseReason, OutBuf, out_append, out_call, out_condemn, out_mark_clean, out_mark_dirty, out_most,
-    out_pending, out_take)
+    CLOSE_CLIENT_CLOSED, CLOSE_NONE, CLOSE_ROUTE_REMOVED, CLOSE_SLOW_CONSUMER_PENDING_BYTES, MOVING_GONE, MOVING_IN,
+    MOVING_NOT, MOVING_OUT, CloseReason, OutBuf, out_append, out_call, out_condemn, out_mark_clean, out_mark_dirty,
+    out_most, out_pending, out_take)
 from gnatswarm.broker.mesh cimport MeshWork
 from gnatswarm.broker.peer cimport HOLD_MOVE, HOLD_STALL, Peer
 from gnatswarm.broker.subject cimport SUBJECT_BAD, subject_kind
@@ -231,6 +231,9 @@ cdef bytes bare(bytes output, uint64_t *cut):
 cdef class Batch(FencedBatch):
     """Connections that move together."""
 
+    def __cinit__(self):
+        self.deaf = set()
+
     cdef int set_takes(self, uint64_t takes_from) except -1:
         """Take messages of these shards from now on."""
         cdef ClientConnection client
@@ -238,6 +241,8 @@ cdef class Batch(FencedBatch):
         cdef bint is_shut = not takes_from & own
         for item in self.clients.values():
             client = <ClientConnection>item
+            if client.cid in self.deaf:
+                continue
             client.out.takes_from = takes_from
             if client.out.is_shut != is_shut:
                 client.out.is_shut = is_shut
@@ -396,6 +401,15 @@ cdef class Leaving(Batch):
             self.phase = PHASE_WAITING
         return 0
 
+    cdef int begin_marking(self) except -1:
+        """Who has gone by now is to take nothing at its next shard either, which takes messages from its mark on."""
+        cdef bint has_begun = self.phase == PHASE_MARKING
+        self.phase = PHASE_MARKING
+        if not has_begun:
+            for cid in self.deaf & self.clients.keys():
+                self.moves.host.hand_over(self.new, self.id, self.clients[cid], None)
+        return 0
+
     cdef int on_all_marked(self) except -1:
         """Nothing comes here for them any more: their subscriptions end."""
         cdef object _keep = self
@@ -550,6 +564,8 @@ cdef class Leaving(Batch):
             client.close(CLOSE_ROUTE_REMOVED)
             client.release(HOLD_MOVE)
             moves.n_lost += 1
+        elif cid in self.deaf:   # what it said before is carried out here, where nobody waits for it
+            self.let_stay(client)
         else:
             client.holds = 0   # (of its holds, none matters to its next shard)
             written = self.written[cid]
@@ -592,7 +608,8 @@ cdef class Leaving(Batch):
         members = {(<Written>one).client.cid for _, part in self.parts for one, _ in part} if in_doubt else ()
         moves.leaving = None
         moves.last_over = self.id
-        if is_marked:
+        if is_marked or self.deaf:
+            self.deaf.clear()
             self.set_takes(~<uint64_t>0)
         if is_marking or (in_doubt and not is_marked):
             moves.send_all(b"MOVED %d %d 0 0\r\n\r\n" % (self.old, self.id))
@@ -615,6 +632,7 @@ cdef class Leaving(Batch):
         cdef Staying staying = Staying()
         client.unanswered = None
         client.out.moving = MOVING_NOT
+        client.out.is_shut = False
         staying.client = client
         staying.n_subs = client.subs.count
         staying.has_left = client.cid in self.gone
@@ -1354,6 +1372,32 @@ cdef class Moves:
         """A moving client's connection has ended (MeshFence.keep_moving)."""
         self.leaving.gone.add(client.cid)
 
+    @property
+    def departing(self) -> list:
+        """Clients that move away now."""
+        return [] if self.leaving is None else list(self.leaving.clients.values())
+
+    def on_hung_up(self, ClientConnection client not None):
+        """A client that moves away has been closed, or its other end has, though what that sent is still to be read.
+
+        It takes nothing more, at either shard: others get it, or its publisher hears that nobody is there. Its next
+        shard is told at once, and again when it begins to take messages: it may not know the client before.
+        """
+        cdef Leaving batch = self.leaving
+        if batch is None or batch.clients.get(client.cid) is not client or client.cid in batch.deaf \
+                or batch.phase == PHASE_HANDING:
+            return
+        if batch.phase == PHASE_PREPARING and len(batch.clients) == 1:   # (it may have many subscriptions)
+            batch.end("its connection has ended", False)
+            return
+        batch.deaf.add(client.cid)
+        client.out.takes_from = 0
+        if not client.out.is_shut:
+            client.out.is_shut = True
+            change_entries(client, self.slice_subs)
+        if batch.phase != PHASE_PREPARING:
+            self.host.hand_over(batch.new, batch.id, client, None)
+
     def on_ended(self, ClientConnection client not None):
         """A subscription of a moving client has had as many messages as it may (MeshFence.on_ended_moving). The table
         has put others from behind it in its place: at most those up to the next empty slot."""
@@ -1457,12 +1501,13 @@ cdef class Moves:
         return True
 
     def forget(self, int old, uint64_t id, uint64_t cid):
-        """This client does not come: it has gone while it moved."""
+        """This client does not come: it has gone while it moved. (Said again where it was said before the end.)"""
         cdef Arriving batch = self.arriving.get((old, id))
         if batch is None or cid not in batch.clients or cid in batch.records:
             return
         if batch.phase != PHASE_MARKED:   # counted with the others first
             batch.records[cid] = None
+            out_condemn(&(<ClientConnection>batch.clients[cid]).out, CLOSE_CLIENT_CLOSED)   # it takes nothing more
             return
         self.drop(batch, cid)
 
@@ -1540,7 +1585,7 @@ cdef class Moves:
             return
         if batch is None or batch.id != id or batch.new != new or batch.marked >> old & 1:
             return
-        batch.phase = PHASE_MARKING
+        batch.begin_marking()
         batch.marked |= <uint64_t>1 << old | <uint64_t>1 << new
         self.mark(old, new, id)
         batch.set_takes(~batch.marked)
@@ -1571,7 +1616,7 @@ cdef class Moves:
         cdef Arriving arriving
         if old == self.mesh.shard:
             if leaving is not None and leaving.id == id and leaving.phase <= PHASE_MARKING:
-                leaving.phase = PHASE_MARKING   # (the new shard's MARKQ is on its way)
+                leaving.begin_marking()   # (the new shard's MARKQ is on its way)
                 leaving.marked |= <uint64_t>1 << shard
                 leaving.set_takes(~leaving.marked)
                 leaving.look_whether_marked()

@@ -15,7 +15,7 @@ from gnatswarm.broker.entry cimport choice_named, is_foreign
 from gnatswarm.broker.fanout cimport (
     ANY_SHARD, ORIGIN_ACCOUNT, ORIGIN_SIBLING_ACCOUNT, Fanout, is_output_of, no_outcome, rewritten)
 from gnatswarm.broker.interest cimport GATEWAY_NUMBER, NO_MAX
-from gnatswarm.broker.outbuf cimport CLOSE_NONE, out_append
+from gnatswarm.broker.outbuf cimport CLOSE_NONE, MOVING_OUT, OutBuf, out_append
 from gnatswarm.broker.peer cimport HOLD_REPLY
 from gnatswarm.broker.sublist cimport OWNER_AWAITED, PREFIX_BYTES
 from gnatswarm.broker.traced cimport asks_for_trace, is_under_trace
@@ -65,9 +65,12 @@ cdef uint64_t members_elsewhere(Fanout fanout, const Entry *entry, uint32_t firs
 
 cdef bint has_member_on_the_move(Entry *entry, const Choice *choice) noexcept:
     """Whether a member takes nothing more, but counts until its move to another shard is over."""
+    cdef const OutBuf *out
     cdef uint32_t i
     for i in range(choice.first, choice.first + choice.n_local):
-        if entry.targets[i].sub.max_msgs == NO_MAX and entry.targets[i].out.close_reason != CLOSE_NONE:
+        out = entry.targets[i].out
+        if out.close_reason != CLOSE_NONE and entry.targets[i].sub.max_msgs == NO_MAX \
+                or out.moving == MOVING_OUT and out.takes_from == 0:
             return True
     return False
 

@@ -63,6 +63,9 @@ COUNT_EVERY_S = 0.5
 BUSY_NS = 200_000
 # For so long. To sleep costs some 30 µs, and what it lets others do comes in no order, so not often, but for long.
 REST_US = 300
+# Who moves is not read, so nobody is told that its connection has ended: it is looked at, 1 µs each. (A batch with few
+# subscriptions has moved before the first look.)
+LOOK_EVERY_S = 0.02
 # A shard that serves somebody in each of its rounds rests after each, but makes steps for so long at least so often.
 GIVE_WAY_NS = 2_000_000
 TURN_NS = 70_000
@@ -122,6 +125,7 @@ class Host:
         self._busy_since_ns = 0  # when work began that no rest has interrupted
         self._reactor = reactor
         self._rest = ShortTimer(reactor, self._go_on)
+        self._look: asyncio.TimerHandle | None = None  # the next one at who moves away
         self.is_leaving = False  # this shard takes no clients any more
         self._closing: set[str] = set()  # boot ids of those that have said so
         self._door = Door(loop, path_for_moves(link_path), self._on_accepted, reserve=reserve)
@@ -157,6 +161,8 @@ class Host:
     def close(self) -> None:
         """End all ways to and from other shards. What was handed over is sent, as far as it can be at once."""
         self._rest.close()
+        if self._look is not None:
+            self._look.cancel()
         self._door.close()
         for outgoing in self._outgoing.values():
             outgoing.flush()
@@ -282,8 +288,19 @@ class Host:
             return "there is no room for the descriptors of its relay"
         return session.objection_to_freezing()
 
+    def _look_for_ended(self) -> None:
+        """Tell the engine whose connection has ended at its other end, of those who move away."""
+        for client in self._moves.departing:
+            session = self._clients.open.get(client.cid)
+            if session is None or session.has_ended:
+                self._moves.on_hung_up(client)
+        is_leaving = self._moves.is_leaving
+        self._look = self._loop.call_later(LOOK_EVERY_S, self._look_for_ended) if is_leaving else None
+
     def words_of(self, client: ClientConnection) -> bytes:
         """Its session, for admit() of the new shard. RecordRefused."""
+        if self._look is None:
+            self._look = self._loop.call_later(LOOK_EVERY_S, self._look_for_ended)
         session = self._clients.open[client.cid]
         self._clients.tell_now(session)  # (the new shard does not know what is due to it)
         return records.encoded_session(session.freeze())

@@ -1035,6 +1035,43 @@ def test_a_queue_message_that_waits_for_a_client_that_leaves_goes_to_another_mem
     mesh.close()
 
 
+UNTIL_ALL_HAVE_MARKED = ((NEW, THIRD), (NEW, OLD), (THIRD, NEW), (THIRD, OLD), (OLD, NEW), (OLD, THIRD))
+
+
+@pytest.mark.parametrize("queue", [b"", b"q"], ids=["plain", "group"])
+@pytest.mark.parametrize("before", range(1 + len(UNTIL_ALL_HAVE_ANSWERED) + len(UNTIL_ALL_HAVE_MARKED)))
+@pytest.mark.parametrize("is_alone", [True, False], ids=["alone", "with another one"])
+@pytest.mark.parametrize("way", ["is closed", "leaves"])
+def test_nobody_responds_where_the_only_subscriber_was_closed_while_it_moves(moving, way, is_alone, before, queue):
+    """Whichever shard is asked, and however far the move has come."""
+    mesh = moving.mesh
+    client, askers = mesh.clients[0], [mesh.clients[one] for one in (1, 3, 5)]
+    client.feed(b"SUB a %b 1\r\n" % queue)
+    for number, one in enumerate(askers):
+        one.feed(NO_RESPONDERS + b"SUB inbox%d 9\r\n" % number)
+    other = mesh.connect(OLD)
+    mesh.settle()
+    moving.begin(client, *([] if is_alone else [other]))
+    for a, b in (UNTIL_ALL_HAVE_ANSWERED + UNTIL_ALL_HAVE_MARKED)[:before]:
+        mesh.carry(a, b, 1 << 30)
+    if way == "leaves":
+        client.close()
+    else:
+        mesh.engines[OLD].probe.reset(client.socket)
+    moving.hosts[OLD].probe.moves.on_hung_up(client.connection)
+    for number, one in enumerate(askers):
+        one.feed(b"PUB a inbox%d 1\r\n1\r\nPING\r\n" % number)
+    mesh.settle()
+    moving.deliver()
+    for number, one in enumerate(askers):
+        assert one.take() == b"HMSG inbox%d 9 16 16\r\nNATS/1.0 503\r\n\r\n\r\nPONG\r\n" % number
+    assert all(engine.probe.moves.is_idle for engine in mesh.engines.values())
+    third = mesh.engines[THIRD].probe.moves
+    assert [third.remote_members((shard, b"$G", b"a", b"q")) for shard in (OLD, NEW)] == [0, 0]
+    assert other.engine is mesh.engines[OLD if is_alone else NEW]
+    mesh.close()
+
+
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_what_waits_for_a_client_without_headers_that_leaves_keeps_its_header_for_another_member(moving, place):
     mesh = moving.mesh

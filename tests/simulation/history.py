@@ -32,7 +32,8 @@ class Subscription:
     anew_until: int = 0  # … and has by then
     lost_from: int = NEVER  # its client moved from here on, and was closed with what had been detached for it
     lost_until: int = NEVER  # … and when everything had arrived after that, with all shards linked
-    deaf_from: int = NEVER  # its client was reset; what it was sent from here on may be lost
+    deaf_from: int = NEVER  # its client was reset while it moved; what it was sent from here on may be lost, …
+    deaf_until: int = NEVER  # … until both its shards knew that
     got: dict[int, int] = field(default_factory=dict)  # message → step
 
     def is_cut_off(self, message: Message) -> bool:
@@ -43,9 +44,14 @@ class Subscription:
         """Whether it was there, for all to know, when the message was published."""
         return self.acked_at < message.at < self.left_at
 
+    @property
+    def taken_until(self) -> int:
+        """When its shard knew that its client takes nothing any more."""
+        return min(self.gone_at, self.deaf_until)
+
     def is_lost_on(self, message: Message) -> bool:
         """Whether its client may have been sent the message when it took nothing any more."""
-        return self.deaf_from <= message.acked_at and message.at <= self.gone_at
+        return self.deaf_from <= message.acked_at and message.at <= self.taken_until
 
     def must_have(self, message: Message) -> bool:
         """Whether, besides, it stayed."""

@@ -303,13 +303,13 @@ def check_queue(history: History, reach: Reach, group: tuple[str, str], members:
     # What was detached for a member that ended while it moved comes to another when the move is over.
     late = [one.lost_until for one in members if one.lost_from != NEVER and not one.is_over_for(message)]
     comes_until = max([message.acked_at, *late])
-    if any(message.at <= one.gone_at <= comes_until for one in members):
+    if any(message.at <= one.taken_until and one.gone_at <= comes_until for one in members):
         return  # it was lost with the connection of the member that was chosen
     if any(one.is_lost_on(message) for one in members):
         return
     if any(one.most != NEVER for one in members) and not any(one.must_have(message) for one in members):
         return  # the chosen member has reached its max, and others left meanwhile
-    if any(one.lost_from <= message.acked_at and message.at <= one.gone_at for one in members):
+    if any(one.lost_from <= message.acked_at and message.at <= one.taken_until for one in members):
         return  # it was detached at the new shard of a member that moved, and lost with the shard or the link
     counted = members if got else members + counted_elsewhere(history, reach, queue, members)
     if any(may_have_died_with(one, message) for one in counted):
@@ -493,7 +493,8 @@ def is_excused_by_a_stale_choice(
         one
         for one in counted
         if (
-            one.is_cut_off(message) or (one.gone_at < message.at if one.sid in may_have else one.at <= message.acked_at)
+            one.is_cut_off(message)
+            or (one.taken_until < message.at if one.sid in may_have else one.at <= message.acked_at)
         )
         and not one.is_over_for(message)
     ]
@@ -544,9 +545,9 @@ def may_have_lost(sub: Subscription, message: Message) -> bool:
         return False
     if sub.is_outside:
         return True
-    if message.at <= sub.gone_at <= message.acked_at or sub.is_lost_on(message):
+    if (message.at <= sub.taken_until and sub.gone_at <= message.acked_at) or sub.is_lost_on(message):
         return True
-    if sub.lost_from <= message.acked_at and message.at <= sub.lost_until:
+    if sub.lost_from <= message.acked_at and message.at <= min(sub.lost_until, sub.deaf_until):
         return True  # it was kept for a client that had ended while it moved, where it was expected
     return may_have_died_with(sub, message)
 

@@ -369,7 +369,7 @@ class Word:
     id: int  # of the move; 0: the sender is dead
     cid: int = 0  # of this client; 0: the move is over
     frozen: FrozenClient | None = None  # its record; None: it does not come
-    client: EngineClient | None = None
+    client: EngineClient | None = None  # … its socket; to this shard itself: to be looked at
 
 
 class Movers(Protocol):
@@ -380,6 +380,7 @@ class Movers(Protocol):
     def admit(self, process: Process, offered: OfferedClient) -> ClientConnection: ...
     def goes_on(self, client: EngineClient, connection: ClientConnection) -> None: ...
     def forget_expected(self, process: Process) -> None: ...
+    def takes_no_more(self, client: EngineClient) -> None: ...
     def on_way(self, client: EngineClient, there: Process) -> None: ...
     def arrived(self, client: EngineClient, process: Process, pending: int) -> None: ...
     def lost(self, client: EngineClient) -> None: ...
@@ -471,7 +472,8 @@ class MoveHost:
     def hand_over(self, new: int, id: int, client: ClientConnection, frozen: FrozenClient | None) -> None:
         there = self.there = self._ways[new]
         if frozen is None:
-            self._process.swarm.send_word(self._process, there, Word(id, client.cid))
+            one = next((one for one in self._process.clients.all if one.connection is client), None)
+            self._process.swarm.send_word(self._process, there, Word(id, client.cid, client=one))
             return
         one = self.client_of(client)
         self._process.clients.all.remove(one)
@@ -493,18 +495,28 @@ class MoveHost:
     def hear(self, process: Process, word: Word) -> None:
         moves = self._process.links.moves
         old = process.number
-        if process is self._process:
+        if process is self._process and word.client is None:
             self.go_on()
+        elif process is self._process:
+            assert word.client is not None
+            moves.on_hung_up(word.client.connection)
+            self._process.engine.probe.finish()
         elif not word.cid:
             for key in [key for key, one in self._from.items() if one is process and word.id in (0, key[1])]:
                 moves.end_arrivals(*key)
         elif word.frozen is None:
             moves.forget(old, word.id, word.cid)
+            if word.client is not None:
+                self._process.swarm.movers.takes_no_more(word.client)
         else:
             assert word.client is not None
             self._sockets[word.cid] = word.client
             if not moves.arrive(old, word.id, word.frozen):
                 self._process.swarm.movers.lost(self._sockets.pop(word.cid))
+
+    def look_at(self, client: EngineClient) -> None:
+        """See, when the schedule says, that the other end of one that moves has closed."""
+        self._process.swarm.send_word(self._process, self._process, Word(0, client.connection.cid, client=client))
 
     def admit(self, old: int, id: int, offered: OfferedClient) -> ClientConnection:
         if self._process.departure is not None:

@@ -541,6 +541,8 @@ class World:
             is_closing = socket.is_over or socket.close_reason != 0
             if person.moves_since != NEVER and not person.client.connection.is_moving and not is_closing:
                 person.moves_since, person.moves_to = NEVER, None  # it stays
+                if person.was_reset:
+                    self.takes_again(person)
             if person.backlog:
                 self.note_taken(person)
             if socket.queued != sight.queued:
@@ -748,7 +750,8 @@ class World:
         for sub in self.subscriptions:
             if sub.client == person.number:
                 # What had been detached goes with it, where that was too much for it.
-                sub.lost_from = person.moved_at if person.detached_pending else person.moves_since
+                if sub.deaf_until == NEVER:
+                    sub.lost_from = person.moved_at if person.detached_pending else person.moves_since
                 sub.gone_at = min(sub.gone_at, self.now)
                 sub.anew_until = min(sub.anew_until, self.now)
                 sub.left_at = min(sub.left_at, self.now)
@@ -2144,6 +2147,7 @@ class World:
         for sub in person.subscriptions:
             sub.deaf_from = min(person.moves_since, self.now)
         person.process.engine.probe.reset(person.client.socket)
+        person.process.host.look_at(person.client)
         self.seen["reset while it moves"] += 1
 
     def do_empty(self, step: Step) -> None:
@@ -2271,6 +2275,21 @@ class World:
         connection.enter(sublist, COMPILED[person.rights])
         connection.set_limits(person.limits)
         return connection
+
+    def takes_no_more(self, client: EngineClient) -> None:
+        """The shard that it moves to has heard that its connection has ended, and the other one knows it."""
+        person = self.person_of(client)
+        if person.moves_since == NEVER:
+            return  # it stays
+        for sub in person.subscriptions:
+            if sub.deaf_from != NEVER and sub.deaf_until == NEVER:
+                sub.deaf_until, sub.lost_from = self.now, sub.deaf_from
+                self.seen["takes no more while it moves"] += 1
+
+    def takes_again(self, person: Person) -> None:
+        """It has not moved, and takes what it is sent until its shard has read to the end."""
+        for sub in person.subscriptions:
+            sub.deaf_until = NEVER
 
     def on_way(self, client: EngineClient, there: Process) -> None:
         """Its socket is on its way: if the new shard dies, it is lost with it."""

@@ -16,6 +16,7 @@ import pytest
 
 from gnatswarm.broker.freezer import freeze
 from gnatswarm.broker.frozen import OfferedClient, RecordRefused
+from gnatswarm.broker.moves import SLICE_SUBS
 from gnatswarm.broker.options import Options, Permissions, PublishLimits, User
 from gnatswarm.shards.boundary.control import ClusterNews
 from gnatswarm.shards.boundary.linkdir import path_for_moves
@@ -27,6 +28,8 @@ from gnatswarm.shards.shard import Shard
 from tests.support.linked_shards import LinkedShards, MovingShard
 from tests.support.one_shard import Client
 from tests.support.turns import until
+
+MANY = 5000  # subscriptions
 
 
 def options(*denied: str) -> Options:
@@ -390,11 +393,45 @@ async def test_what_a_client_had_published_before_a_reset_is_carried_out_though_
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
+async def test_the_move_of_a_client_that_closes_ends_before_all_of_it_is_offered(
+    two: LinkedShards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "LOOK_EVERY_S", 0.0)
+    old, new = two.shards
+    client = await come(two)
+    await client.talk(b"".join(b"SUB s.%d %d\r\n" % (n, n) for n in range(MANY)) + b"PING\r\n")
+    cid = old.cids[-1]
+    assert not old.host.open_way(1)
+    old.moves.move([old.one.shard.clients.open[cid].connection], 1)
+    client.close()
+    await until(lambda: old.ended and not old.cids and new.moves.is_idle)
+    assert old.ended == ["its connection has ended"]
+    assert new.moves.n_slices < MANY / SLICE_SUBS, "not all of it was made there"
+    assert not (new.cids or old.moves.departing)
+
+
+async def test_one_of_several_that_closes_while_they_move_takes_nothing_more_and_stays(two: LinkedShards) -> None:
+    old, new = two.shards
+    clients = [await come(two, "SUB s 1\r\n"), await come(two)]
+    asker = await come(two, "SUB inbox 1\r\n", ',"headers":true,"no_responders":true')
+    goes, stays = [old.one.shard.clients.open[cid].connection for cid in old.cids[:2]]
+    assert not old.host.open_way(1)
+    old.moves.move([goes, stays], 1)
+    while old.moves.n_slices < 2:  # both are written down
+        old.moves.go_on()
+    clients[0].close()
+    old.host._look_for_ended()
+    assert b" 503" in await asker.talk(b"PUB s inbox 1\r\nx\r\nPING\r\n")
+    await until(lambda: old.ended and goes.cid not in (*old.cids, *new.cids) and stays.cid in new.cids)
+    assert (old.moves.n_moved, new.moves.is_idle) == (1, True)
+
+
 @pytest.mark.parametrize("stays", [False, True], ids=["moves", "stays"])
 async def test_who_takes_nothing_more_has_no_subscriptions_where_it_goes_on(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, *, stays: bool
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, *, stays: bool
 ) -> None:
     """It is limited, and would be a member of its groups for all that time."""
+    monkeypatch.setattr(host, "LOOK_EVERY_S", 60.0)  # the move is over before that
     two = LinkedShards(tmp_path, limited())
     try:
         await two.link()
