@@ -114,7 +114,6 @@ class BothTest:
 
 
 VALID = [
-    "",
     "port: 4222",
     "port = 4222",
     "port 4222",
@@ -316,6 +315,12 @@ STRICTER = {
     "accounts { 'a b' {} }": "frames between shards have names without blanks",
     "host: a\0b": "the file ends at the NUL there",
 }
+
+
+def test_a_file_that_sets_nothing_is_refused_as_by_later_versions(tested: BothTest) -> None:
+    us, them = tested("")
+    assert (us.code, them.code) == (1, 0)
+    assert "t.conf: config has no values or is empty" in us.err
 
 
 @pytest.mark.parametrize("text", STRICTER)
