@@ -324,6 +324,16 @@ def health(facts: Facts) -> str:
     return ", ".join(faults)
 
 
+def health_status(fault: str, *, is_bad_request: bool = False, details: bool = False) -> Document:
+    """What a probe is told; "": nothing is wrong. With `details` (2.15) a fault is one of a list, with its kind."""
+    if not fault:
+        return {"status": "ok"}
+    if details:
+        kind = "BAD_REQUEST" if is_bad_request else "CONNECTION"
+        return {"status": "error", "errors": [{"type": kind, "error": fault}]}
+    return {"status": "error" if is_bad_request else "unavailable", "error": fault}
+
+
 def _nanoseconds(seconds: float) -> int:
     return round(seconds * 1_000_000_000)
 

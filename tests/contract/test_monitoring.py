@@ -219,6 +219,8 @@ ERRORS = (
     "/healthz?js-meta-only=x",
     "/healthz?details=x",
     "/healthz?stream=x",
+    "/healthz?stream=x&details=1",
+    "/healthz?account=x&consumer=x&details=true",
     "/healthz?consumer=x",
     "/healthz?account=x&stream=y&consumer=z",
     "/healthz?js-enabled-only=1&js-server-only=1",

@@ -802,6 +802,10 @@ async def test_what_the_health_of_a_stream_is_asked_without_is_said(cluster, ask
     data = (await ask(asker, "$SYS.REQ.SERVER.PING.HEALTHZ", asked))["data"]
     assert (data["status"], data["status_code"]) == ("error", 400)
     assert data["error"].startswith(f"{lacks} must not be empty when checking ")
+    data = (await ask(asker, "$SYS.REQ.SERVER.PING.HEALTHZ", {**asked, "details": True}))["data"]
+    assert (data["status"], data["status_code"], "error" in data) == ("error", 400, False)
+    (error,) = data["errors"]
+    assert error["type"] == "BAD_REQUEST" and error["error"].startswith(f"{lacks} must not be empty when checking ")
 
 
 @pytest.mark.kinds("gnatswarm-1", "gnatswarm-2", "gnatswarm-4", "nats-server")

@@ -126,6 +126,13 @@ def test_a_broker_that_has_not_started_is_not_healthy():
     assert aggregate.health(facts(shard(0), is_serving=False)) == "the broker is not ready"
 
 
+def test_a_fault_is_in_a_list_for_whom_wants_details():
+    listed = [{"type": "CONNECTION", "error": "x"}]
+    assert aggregate.health_status("x", details=True) == {"status": "error", "errors": listed}
+    assert aggregate.health_status("x") == {"status": "unavailable", "error": "x"}
+    assert aggregate.health_status("", details=True) == {"status": "ok"}
+
+
 # ---- connections
 
 numbers = st.integers(min_value=0, max_value=5)
