@@ -881,7 +881,7 @@ async def test_answers_survive_dead_shards_and_scaling(fresh_cluster):
 @OURS
 async def test_a_broker_without_system_users_has_no_subscription_of_its_own(start_broker, cluster_of):
     for config in ("", CONFIG):
-        broker = start_broker(config=config, args=["-m", "-1"])
+        broker = start_broker(config=config or None, args=["-m", "-1"])
         pages = Pages.of(broker)
         assert pages.json("/varz")["subscriptions"] == 0
         counted = pages.json("/subsz")["num_subscriptions"]

@@ -247,7 +247,11 @@ def test_a_connection_is_found_by_what_an_operator_knows_of_it(search, is_found)
 
 def test_sublists_add_up_and_rates_are_over_all():
     document = aggregate.sublist(
-        [SublistPart(3, 2, 5, 2, 100, 10, 4, 6), SublistPart(1, 2, 1, 0, 100, 30, 9, 2), SublistPart(*[0] * 8)]
+        [
+            SublistPart(3, 2, 5, 2, 100, 10, 4, 6),
+            SublistPart(1, 2, 1, 0, 100, 30, 9, 2),
+            SublistPart(0, 0, 0, 0, 0, 0, 0, 0),
+        ]
     )
     assert document["num_subscriptions"] == 4
     assert (document["cache_hit_rate"], document["max_fanout"], document["avg_fanout"]) == (0.8, 9, 2)
