@@ -676,6 +676,7 @@ def test_a_certificate_signed_with_sha1_is_warned_of(built: Build, authority: Au
         ("tls { handshake_first: maybe }", "1:7: handshake_first: "),
         ("tls { CERT, verify_and_map: true, ca_file: AUTHORITY }", "1:1: verify_and_map, but users are not defined"),
         ("tls { CERT, verify: true, ca_file: '' }", "1:CA: ca_file: expected a file, not an empty name"),
+        ("tls { CERT, ca_file: /nope }", "1:1: error parsing root ca certificate: open /nope: no such"),
         ("tls { CERT, verify: true, ca_file: /nope }", "1:1: error parsing root ca certificate: open /nope: no such"),
         ("tls { CERT, verify: true, ca_file: KEY }", "1:1: error parsing root ca certificate: "),
         ("tls { cert_file: AUTHORITY, key_file: KEY }", "1:1: error parsing X509 certificate/key pair: "),
