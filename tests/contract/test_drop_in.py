@@ -317,7 +317,7 @@ STRICTER = {
 }
 
 
-def test_a_file_that_sets_nothing_is_refused_as_by_later_versions(tested: BothTest) -> None:
+def test_a_file_that_sets_nothing_is_refused_as_later_versions_do_with_t(tested: BothTest) -> None:
     us, them = tested("")
     assert (us.code, them.code) == (1, 0)
     assert "t.conf: config has no values or is empty" in us.err

@@ -123,7 +123,7 @@ def test_an_included_file_that_is_empty_for_a_moment_lets_nobody_in_who_had_to_l
 
 @pytest.mark.parametrize("text", ["", "# users come here\n"])
 def test_a_file_that_sets_nothing_changes_nothing(tmp_path: Path, text: str) -> None:
-    """nats-server 2.15 refuses it at a start alone."""
+    """A tool that was killed while it wrote the file opened the broker to all."""
     path = tmp_path / "broker.conf"
     path.write_text(text)
     for old in (Options(), Options(auth_user="ann", auth_password="pw")):

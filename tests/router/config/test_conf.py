@@ -253,7 +253,7 @@ EMPTY = "config has no values or is empty"
     "text", ["", "\n  \n", "# users come here\n", "// a\n", "{}\n", "\ufeff", "include ./a.conf\n"]
 )
 def test_a_file_that_sets_nothing_is_refused(tmp_path: pathlib.Path, text: str) -> None:
-    """As by nats-server 2.15: a disk that was full, or a tool that was killed, left a broker open to all."""
+    """As by nats-server 2.15 with -t: a disk that was full, or a tool that was killed, left a broker open to all."""
     (tmp_path / "a.conf").write_text("\n")
     (tmp_path / "t.conf").write_text(text)
     (problem,) = conf.parse_file(str(tmp_path / "t.conf")).problems
