@@ -114,6 +114,7 @@ class BothTest:
 
 
 VALID = [
+    "accounts { A { nkey: AC5GRL36RQV7MJ2GT6WQSCKDKJKYTK4T2LGLWJ2SEJKRDHFOQQWGGFQL } }",
     "port: 4222",
     "port = 4222",
     "port 4222",
@@ -184,6 +185,11 @@ def test_what_is_valid_there_is_valid_here(tested: BothTest, text: str) -> None:
 
 
 INVALID = [
+    (
+        "accounts {\n A { nkey: UDXU4RCSJNZOIQHZNWXHXORDPRTGNJAHAHFRGZNEEJCPQTT2M7NLCNF4 } }",
+        "Not a valid public nkey for an account",
+    ),
+    ("leafnodes {\n min_version: 2.7.0 }", "the minimum version should be at least 2.8.0"),
     ("foo: 1", 'unknown field "foo"'),
     ("authorization { users [ {user: a, allowed_connection_types: [NOPE]} ] }", "invalid connection types"),
     ("system_account: 5", ""),
