@@ -971,7 +971,8 @@ cdef class ClientConnection(Peer):
         self.say(b'PONG\r\n', 6)
         self.was_ponged = True
         if self.info_due is not None:
-            self.say(self.info_due, len(self.info_due))
+            if self.protocol >= 1:   # (of its last CONNECT)
+                self.say(self.info_due, len(self.info_due))
             self.info_due = None
 
     # ---- for the session and the owner of the socket
@@ -1177,6 +1178,11 @@ cdef class ClientConnection(Peer):
         """The same behind its next PONG, whichever that is."""
         if self.protocol >= 1:
             self.info_due = line
+
+    def take_back_info(self, bytes line not None):
+        """If this INFO waits for a PONG, it is not sent."""
+        if self.info_due == line:
+            self.info_due = None
 
     def send(self, bytes data not None):
         """Queues bytes as they are."""

@@ -380,7 +380,7 @@ class LeafNodes(_Discreet, frozen=True, forbid_unknown_fields=True):
     advertise: str = ""  # host[:port] that leaf nodes are told to connect to, too; "": our own
     no_advertise: bool = False  # leaf nodes are told no address
     auth_timeout_s: float = 2.0  # for a leaf node to log in
-    min_version: str = ""  # of nats-server that a leaf node must have or be like; "": any
+    min_version: str = ""  # of nats-server, 2.8.0 at least, that a leaf node must have or be like; "": any
     account: str = ""  # of leaf nodes that need not log in; "": $G
     users: tuple[User, ...] = ()  # leaf nodes log in as one of these; (): as users of the broker
     tls: Tls = Tls()  # of the port for leaf nodes

@@ -33,6 +33,9 @@ DEFAULT_THRESHOLD_US = 120_000_000
 MOST_LANES = 0xFFFF
 # Measured requests that sweep() looks at: some 0.2 ms of each 100.
 MOST_LOOKED_AT = 500
+# Requests that due() looks at for a page, some 2 ms; and the texts of those that it lists, about.
+MOST_LISTED_FROM = 50_000
+MOST_LISTED_BYTES = 1024 * 1024
 
 
 cdef class Response:
@@ -88,6 +91,29 @@ cdef class ServiceImports(AccountGate):
     def waiting(self) -> int:
         """Requests that may still get a reply."""
         return self.n_waiting
+
+    def due(self, bytes exporter not None, int most) -> list:
+        """Requests to this account that may still get a reply, the longest-waiting ones first, at most so many.
+
+        Each as generated reply subject, the importer's account, where it waits for the reply, and Measured or None.
+        There are fewer where more than MOST_LISTED_FROM wait, or texts are longer than MOST_LISTED_BYTES.
+        """
+        cdef Py_ssize_t left = MOST_LISTED_FROM
+        cdef size_t text_bytes = 0
+        cdef Response response
+        found = []
+        for table in (self.own, *self.others.values()):
+            for lane in (<ReplyTable>table).lanes:
+                for made, item in islice(lane.items(), left):
+                    left -= 1
+                    response = <Response>item
+                    if response.exporter.account != exporter:
+                        continue
+                    text_bytes += response.text_bytes
+                    if len(found) == most or text_bytes > <size_t>MOST_LISTED_BYTES:
+                        return found
+                    found.append((made, response.importer.account, response.reply, response.measured))
+        return found
 
     def sweep(self):
         """Forgets requests whose threshold has passed; to be called regularly."""

@@ -441,6 +441,7 @@ class Worker:
             leafs=self._gateway.leafs if self._gateway is not None else lambda _subs: [],
             moves=self._moves,
             routes=self._gateway.routes if self._gateway is not None else lambda _with_subs: (),
+            services=shard.imports_exports.service_imports,
         )
 
     def _moves(self) -> rows.MovesPart:

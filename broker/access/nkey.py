@@ -1,4 +1,4 @@
-"""Nkeys: users' public keys in text form ("U…"), and checking of signatures.
+"""Nkeys: public keys of users ("U…") and accounts ("A…") in text form, and checking of signatures.
 
 A public key is base32 of one type byte, 32 bytes of Ed25519 key and a CRC-16 of both (source: nats.io/nkeys). The
 signature library is imported at the first check, so that a broker without nkeys does not load it.
@@ -10,7 +10,7 @@ import base64
 import binascii
 import os
 
-_USER = 20 << 3  # 'U'
+_ACCOUNT, _USER = 0 << 3, 20 << 3  # 'A', 'U'
 _KEY_BYTES = 32
 _SIGNATURE_BYTES = 64
 # As in nats-server, whose nonces have 11 random bytes: enough for no nonce to repeat.
@@ -19,11 +19,20 @@ _NONCE_BYTES = 11
 
 def user_key(text: str) -> bytes | None:
     """The 32 bytes of a user's public key; None: the text is not one."""
+    return _public_key(text, _USER)
+
+
+def is_account_key(text: str) -> bool:
+    """Whether this is an account's public key."""
+    return _public_key(text, _ACCOUNT) is not None
+
+
+def _public_key(text: str, kind: int) -> bytes | None:
     try:
         raw = base64.b32decode(text + "=" * (-len(text) % 8))
     except (binascii.Error, ValueError):
         return None
-    if len(raw) != 1 + _KEY_BYTES + 2 or raw[0] != _USER:
+    if len(raw) != 1 + _KEY_BYTES + 2 or raw[0] != kind:
         return None
     if binascii.crc_hqx(raw[:-2], 0) != int.from_bytes(raw[-2:], "little"):
         return None

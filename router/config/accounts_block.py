@@ -6,6 +6,7 @@ A restriction in an account that this broker does not enforce is a problem, neve
 
 from __future__ import annotations
 
+from gnatswarm.broker.access.nkey import is_account_key
 from gnatswarm.broker.options import GLOBAL_ACCOUNT, Account, Mapping, Permissions, PublishLimits, User
 from gnatswarm.router.config import not_offered
 from gnatswarm.router.config import option_values as values
@@ -125,7 +126,7 @@ class Accounts:
             elif key == "jetstream":
                 has_jetstream = self._jetstream(entry)
             elif key == "nkey":
-                self._notice(entry.at, '"nkey" of an account has no effect here', "accounts are known by their names")
+                self._nkey(entry)
             elif key == "exports":
                 exchange.read_exports(entry)
             elif key == "imports":
@@ -197,6 +198,14 @@ class Accounts:
                 self.problems.append(Problem(entry.at, f"{unknown.what} of an account's jetstream", unknown.advice))
         except Mistake as mistake:
             self._problem(entry.at, f"{entry.key}: {mistake.what}", mistake.advice)
+
+    def _nkey(self, entry: Entry) -> None:
+        text = plain(entry.value)
+        if not isinstance(text, str) or not is_account_key(text):
+            advice = "it begins with A, and has 56 characters; or leave it out"
+            self._problem(entry.at, "Not a valid public nkey for an account", advice)
+        else:
+            self._notice(entry.at, '"nkey" of an account has no effect here', "accounts are known by their names")
 
     def _read_limits(self, entry: Entry) -> None:
         block = entry.value

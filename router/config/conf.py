@@ -33,6 +33,8 @@ DEEPEST_NESTING = 100  # blocks and lists inside each other; the parser is recur
 MOST_REPEATED_VALUES = 1_000_000
 MOST_PROBLEMS = 1000  # a binary or otherwise wrong file could have one per line
 
+_IF_EMPTY = "write it again; to have every option at its default, start without a configuration"
+
 _ONE_WORD = re.compile(r"[^\s,;\[\]{}()'\"\\#$]+")
 _CONTROL_CHARACTER = re.compile("[\x00-\x08\x0e-\x1f\x7f]")
 
@@ -54,14 +56,19 @@ def parse_file(path: str, *, environment: Mapping[str, str] | None = None, most_
     `most_bytes` is the limit of all files together; 0: MOST_BYTES.
     """
     reading = _Reading(os.environ if environment is None else environment, most_bytes)
-    tree = reading.file(path, Position(path))
-    return Parsed(tree, reading)
+    return _parsed(reading.file(path, Position(path)), reading, path)
 
 
 def parse_text(text: str, *, file: str = "text", environment: Mapping[str, str] | None = None) -> Parsed:
     """The tree of a text; includes are relative to the directory of `file`."""
     reading = _Reading(os.environ if environment is None else environment)
-    tree = reading.text(text, file)
+    return _parsed(reading.text(text, file), reading, file)
+
+
+def _parsed(tree: Block, reading: _Reading, file: str) -> Parsed:
+    """What was read. If it sets nothing, that is a problem: a file that was cut short would open the broker to all."""
+    if not (tree.entries or tree.unknown or reading.problems):
+        reading.problem(Position(file), "config has no values or is empty", _IF_EMPTY)
     return Parsed(tree, reading)
 
 

@@ -1,8 +1,7 @@
 """Reads the bytes of a configuration file, and nothing that could block for ever.
 
 An included file must be a regular file. `-c` may also name a pipe that another process writes to (`-c <(generate)`,
-`-c /dev/stdin`). A pipe can be read once, and an empty pipe is an error: a reload that took it for an empty
-configuration would open the broker to all clients. /dev/null is the empty configuration.
+`-c /dev/stdin`). A pipe can be read once, and an empty pipe is an error. /dev/null is an empty file.
 """
 
 from __future__ import annotations

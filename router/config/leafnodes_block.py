@@ -55,7 +55,10 @@ _USER_KEYS = {"user": "user", "username": "user", "pass": "password", "password"
 MOST_CREDENTIALS_BYTES = 1 << 20
 
 # Of no use without a port.
-_OF_PORT = ("host", "net", "advertise", "leafnode_advertise", "no_advertise", "authorization", "tls", "min_version")
+_OF_PORT = ("host", "net", "advertise", "leafnode_advertise", "no_advertise", "authorization", "tls", "min_version",
+            "minimum_version")  # fmt: skip
+# Of a leaf node that says its version.
+_FIRST_VERSION = (2, 8, 0)
 
 
 class LeafNodesBlock:
@@ -384,8 +387,11 @@ def _listen(value: object) -> Settings:
 
 def _min_version(value: object) -> Settings:
     version = values.text(value)
-    if not re.fullmatch(r"v?\d+\.\d+\.\d+\S*", version):
+    parts = re.fullmatch(r"v?(\d+)\.(\d+)\.(\d+)\S*", version, re.ASCII)
+    if parts is None:
         raise Mistake(f'invalid leafnode\'s minimum version: "{version}"', "write one such as 2.9.10")
+    if tuple(map(int, parts.groups())) < _FIRST_VERSION:
+        raise Mistake("the minimum version should be at least 2.8.0", "leave it out to let in all")
     return {"leafnodes.min_version": version.removeprefix("v")}
 
 
@@ -406,6 +412,7 @@ _PORT_KEYS: dict[str, Callable[[object], Settings]] = {
     "leafnode_advertise": _sets("advertise", values.client_advertise),
     "no_advertise": _sets("no_advertise", values.boolean),
     "min_version": _min_version,
+    "minimum_version": _min_version,
     "isolate_leafnode_interest": _sets("isolate", values.boolean),
     "isolate": _sets("isolate", values.boolean),
     "write_deadline": _sets("write_deadline_s", values.interval_s),
@@ -418,5 +425,6 @@ _NAMES = {
     **same("reconnect", "reconnect_delay", "reconnect_interval"),
     **same("host", "net"),
     **same("advertise", "leafnode_advertise"),
+    **same("min_version", "minimum_version"),
     **same("isolate", "isolate_leafnode_interest"),
 }

@@ -218,14 +218,16 @@ def _checked(
     notices: list[Problem],
 ) -> T | None:
     """What was read; None: it cannot be used."""
-    from gnatswarm.shards.boundary.certificates import CertificateError, validity, weakness
+    from gnatswarm.shards.boundary.certificates import CertificateError, UnusedAuthorities, validity, weakness
 
     try:
         tls = read()
         context = context_of(tls)
         found = [(pair.cert_file, weakness(context, pair), *validity(pair)) for pair in tls.pairs]
     except CertificateError as error:
-        problems.append(Problem(at, str(error), f"there could be no connections with {others}"))
+        is_unused = isinstance(error, UnusedAuthorities)
+        advice = "leave ca_file out, or add verify" if is_unused else f"there could be no connections with {others}"
+        problems.append(Problem(at, str(error), advice))
         return None
     for file, weak, begin, end in found:
         if weak:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from gnatswarm.broker.exports import Exports
 from gnatswarm.broker.options import GLOBAL_ACCOUNT, Account, Export, Import, Mapping, Options
 from gnatswarm.broker.rules import local_service_pattern
 from gnatswarm.router.config.imports_exports_rules import may_import
+from gnatswarm.shards.boundary.rows import DueReplyRow
 
 Document = dict[str, object]
+_SERVICE = 2  # nats-server writes the type of a response as a number
 _RESPONSES = {"singleton": "Singleton", "stream": "Streamed", "chunked": "Chunked"}
 
 
@@ -23,6 +27,36 @@ def account_rules(options: Options, name: str) -> Document:
         "imports": [_import(options, name, wanted, exports) for wanted in account.imports],
     }
     return {key: value for key, value in found.items() if value}
+
+
+def responses(options: Options, name: str, due: Iterable[DueReplyRow]) -> Document:
+    """The replies that an account owes others, by the subject on which it replies."""
+    latencies = {
+        export.latency_subject: _latency(export)
+        for account in options.accounts
+        for export in account.exports
+        if account.name == name and export.latency_subject
+    }
+    # Which import a request came by is not kept: where an account has several of this one, all have to share.
+    share: dict[str, bool] = {}
+    for account in options.accounts:
+        for wanted in account.imports:
+            if wanted.is_service and wanted.account == name:
+                share[account.name] = share.get(account.name, True) and wanted.share
+    found: Document = {}
+    for row in due:
+        if options.is_like_newer:
+            head: Document = {"subject": row.reply, "account": row.account, "to": row.made, "local_subject": row.made}
+        else:
+            head = {"subject": row.made, "account": row.account, "to": row.reply}
+        is_shared = share.get(row.account, False)
+        head |= {"type": _SERVICE, "invalid": False, "share": is_shared, "tracking": bool(row.latency_subject)}
+        if row.headers:
+            head["tracking_header"] = row.headers
+        if row.latency_subject in latencies:
+            head["latency"] = latencies[row.latency_subject]
+        found[row.made] = head
+    return found
 
 
 def _destinations(mapping: Mapping) -> list[Document]:

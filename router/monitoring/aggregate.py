@@ -17,13 +17,14 @@ from gnatswarm.broker.bounds import NO_MAX_CONNECTIONS
 from gnatswarm.broker.goformat import age_text, duration_text, time_text
 from gnatswarm.broker.options import GLOBAL_ACCOUNT, LeafNodes, LeafRemote, WebSocket
 from gnatswarm.broker.version import LANGUAGE, OWN_VERSION
-from gnatswarm.router.monitoring.account_rules import account_rules
+from gnatswarm.router.monitoring.account_rules import account_rules, responses
 from gnatswarm.router.monitoring.facts import Facts, ShardFacts
 from gnatswarm.router.monitoring.moving_clients import once
 from gnatswarm.shards.boundary.rows import (
     AccountRow,
     ConnectionRow,
     DeniedRow,
+    DueReplyRow,
     LeafRow,
     LinkRow,
     MovesPart,
@@ -324,6 +325,16 @@ def health(facts: Facts) -> str:
     return ", ".join(faults)
 
 
+def health_status(fault: str, *, is_bad_request: bool = False, details: bool = False) -> Document:
+    """What a probe is told; "": nothing is wrong. With `details` (2.15) a fault is one of a list, with its kind."""
+    if not fault:
+        return {"status": "ok"}
+    if details:
+        kind = "BAD_REQUEST" if is_bad_request else "CONNECTION"
+        return {"status": "error", "errors": [{"type": kind, "error": fault}]}
+    return {"status": "error" if is_bad_request else "unavailable", "error": fault}
+
+
 def _nanoseconds(seconds: float) -> int:
     return round(seconds * 1_000_000_000)
 
@@ -502,8 +513,16 @@ def account(facts: Facts, detail: Document) -> Document:
     return {**head(facts), "system_account": facts.options.system_account, "account_detail": detail}
 
 
-def account_detail(facts: Facts, name: str, counters: Document, clients: int, *, leafs: int = 0) -> Document:
-    """One account; `counters` are its sublist's, `leafs` its leaf node connections."""
+def account_detail(
+    facts: Facts,
+    name: str,
+    counters: Document,
+    clients: int,
+    *,
+    leafs: int = 0,
+    due: Sequence[DueReplyRow] = (),
+) -> Document:
+    """One account; `counters` are its sublist's, `leafs` its leaf node connections, `due` the replies that it owes."""
     detail: Document = {"account_name": name, "update_time": time_text(facts.created_us)}
     if name == facts.options.system_account:
         detail["is_system"] = True
@@ -517,6 +536,7 @@ def account_detail(facts: Facts, name: str, counters: Document, clients: int, *,
         **account_rules(facts.options, name),
         **({"name_tag": name} if facts.options.is_like_newer else {}),
         "sublist_stats": counters,
+        **({"responses": responses(facts.options, name, due)} if due else {}),
     }
 
 

@@ -22,6 +22,7 @@ import orjson
 from gnatswarm.router.listening.listeners import ListenError
 from gnatswarm.router.listening.monitor_socket import monitoring_scheme
 from gnatswarm.router.monitoring import dashboard, metrics
+from gnatswarm.router.monitoring.aggregate import health_status
 from gnatswarm.router.monitoring.host_header import HostHeader
 from gnatswarm.router.monitoring.http_server import HttpRequest, HttpResponse, HttpServer, text_response
 from gnatswarm.router.monitoring.page_query import BadQuery, PageQuery
@@ -163,16 +164,10 @@ class Monitor:
             return HttpResponse(_list_of_links(request.path), "text/html; charset=utf-8")
         if path == "/healthz":
             self._count(path)
-            wrong = query.healthz(is_like_newer=self._view.options.is_like_newer)
-            if wrong:
-                return HttpResponse(_health("error", wrong), status=400)
-            fault = self._pages.health()
-            if fault:
-                return HttpResponse(_health("unavailable", fault), status=503)
-            return HttpResponse(_health("ok"))
+            return self._health(query)
         if path == "/livez":  # the router answers, and a liveness probe needs no more
             self._count(path)
-            return HttpResponse(_health("ok"))
+            return HttpResponse(orjson.dumps(health_status("")))
         if path == "/metrics":
             self._count(path)
             text = await self._pages.metrics(query)
@@ -187,6 +182,15 @@ class Monitor:
             return None
         self._count("/subsz" if path == "/subscriptionsz" else path)
         return HttpResponse(await build(query))
+
+    def _health(self, query: PageQuery) -> HttpResponse:
+        is_like_newer = self._view.options.is_like_newer
+        wrong = query.healthz(is_like_newer=is_like_newer)
+        details = is_like_newer and query.flag("details")
+        if wrong:
+            return HttpResponse(orjson.dumps(health_status(wrong, is_bad_request=True, details=details)), status=400)
+        fault = self._pages.health()
+        return HttpResponse(orjson.dumps(health_status(fault, details=details)), status=503 if fault else 200)
 
     def _count(self, path: str) -> None:
         self._requests[path] = self._requests.get(path, 0) + 1
@@ -224,11 +228,6 @@ def _empty_pages(options: Options) -> set[str]:
     routes = () if options.cluster.port else ("routez",)
     leafs = () if options.leafnodes.remotes or options.leafnodes.port else ("leafz",)
     return {*EMPTY, *routes, *leafs}
-
-
-def _health(status: str, error: str = "") -> bytes:
-    # As nats-server writes it: no blanks, and no "error" member without an error.
-    return orjson.dumps({"status": status, "error": error} if error else {"status": status})
 
 
 def _list_of_links(path: str) -> bytes:

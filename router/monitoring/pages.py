@@ -52,6 +52,7 @@ MOST_QUEUE_MEMBERS = 10_000
 MOST_CLIENT_SUBS = 1000  # of one client, in /clientz
 MOST_SLOW = 256
 MOST_DENIED = 1000
+MOST_DUE = 1000  # replies that an account owes, of each process
 MOST_METRIC_USERS = 100
 ROWS_IN_ONE_STEP = 32
 SUBSCRIPTIONS_IN_ONE_STEP = 128
@@ -325,7 +326,7 @@ class Pages:
         if account and account not in facts.accounts:
             return _json(_subsz(facts, aggregate.sublist([]), query, 0) if shows_all else aggregate.sublist([]))
         async with self._turn():
-            counters, _clients = await self._sublist(facts, account)
+            counters, _clients, _due = await self._sublist(facts, account)
             if not shows_list:
                 return _json(_subsz(facts, counters, query, 0) if shows_all else counters)
             listed: list[tuple[int, rows.SubscriptionRow]] = []
@@ -382,9 +383,9 @@ class Pages:
         if name not in facts.accounts:
             raise BadQuery(f"Account {name[:80]} does not exist")
         async with self._turn():
-            counters, clients = await self._sublist(facts, name)
+            counters, clients, due = await self._sublist(facts, name, MOST_DUE)
         leafs = [row for row in await self._leafs() if row.account == name] if facts.options.has_gateway else []
-        return aggregate.account_detail(facts, name, counters, clients, leafs=len(leafs))
+        return aggregate.account_detail(facts, name, counters, clients, leafs=len(leafs), due=due)
 
     async def routes(self, facts: Facts, with_subs: bool = False) -> list[rows.RouteRow]:
         """The connections to other members of the cluster."""
@@ -707,11 +708,21 @@ class Pages:
         answers = await self._ask_all(facts, rows.DeniedQuery(), rows.DeniedPart)
         return aggregate.denied(row for _shard, parts in answers for part in parts for row in part.rows)
 
-    async def _sublist(self, facts: Facts, account: str = "") -> tuple[Document, int]:
-        """The counters of an account's sublists, or of all, and the number of clients that use them."""
-        answers = await self._ask_all(facts, rows.SublistQuery(account), rows.SublistPart)
+    async def _sublist(
+        self, facts: Facts, account: str = "", most_due: int = 0
+    ) -> tuple[Document, int, list[rows.DueReplyRow]]:
+        """The counters of an account's sublists, or of all, and the number of clients that use them.
+
+        The replies that are due from that account, at most so many of each process, are those of the gateway, too.
+        """
+        query = rows.SublistQuery(account, most_due)
+        answers = await self._ask_all(facts, query, rows.SublistPart)
         parts = [part for _shard, found in answers for part in found]
-        return aggregate.sublist(parts), sum(part.clients for part in parts)
+        due = [row for part in parts for row in part.due]
+        if most_due and facts.options.has_gateway:
+            for part in await self._questions.ask(GATEWAY_NUMBER, query, rows.SublistPart):
+                due += part.due
+        return aggregate.sublist(parts), sum(part.clients for part in parts), due
 
     async def _links(self, facts: Facts) -> list[tuple[int, Sequence[rows.LinkRow]]]:
         if sum(shard.links for shard in facts.shards) == 0:

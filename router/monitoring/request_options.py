@@ -40,6 +40,7 @@ class RequestOptions(msgspec.Struct):
     account: str = ""
     stream: str = ""
     consumer: str = ""
+    details: bool = False
     test: str = ""
     accounts: tuple[str, ...] = ()
     include_unused: bool = False

@@ -245,14 +245,14 @@ class SystemAnswers:
 
     async def _health(self, asked: RequestOptions) -> object:
         fault = self._state.pages.health()
-        if self._is_like_newer:
-            query = {"account": asked.account, "stream": asked.stream, "consumer": asked.consumer}
-            if wrong := PageQuery(urlencode(query)).healthz(is_like_newer=True):
-                return {"status": "error", "status_code": 400, "error": wrong}
-        found: Document = {"status": "unavailable"} if fault else {"status": "ok"}
-        if self._is_like_newer:
-            found["status_code"] = 503 if fault else 200
-        return found | ({"error": fault} if fault else {})
+        if not self._is_like_newer:
+            return aggregate.health_status(fault)
+        query = {"account": asked.account, "stream": asked.stream, "consumer": asked.consumer}
+        if wrong := PageQuery(urlencode(query)).healthz(is_like_newer=True):
+            found, code = aggregate.health_status(wrong, is_bad_request=True, details=asked.details), 400
+        else:
+            found, code = aggregate.health_status(fault, details=asked.details), 503 if fault else 200
+        return {"status": found.pop("status"), "status_code": code, **found}
 
     async def _reloaded(self, reload: Callable[[], Awaitable[ReloadOutcome]]) -> object:
         outcome = await reload()

@@ -44,6 +44,10 @@ class CertificateError(Exception):
     """Files or names from which no ssl context can be made; the text is for the operator."""
 
 
+class UnusedAuthorities(CertificateError):
+    """A ca_file without authorities, of a port that checks no certificate."""
+
+
 def with_files(tls: Tls) -> Tls:
     """These options with the present contents of their files. Raises CertificateError."""
     found: dict[str, object] = {"cert_pem": _read(tls.cert_file, _PAIR), "key_pem": _read(tls.key_file, _PAIR)}
@@ -53,7 +57,18 @@ def with_files(tls: Tls) -> Tls:
     )
     if tls.asks_for_certificate and tls.ca_file:
         found["ca_pem"] = _read(tls.ca_file, _AUTHORITY)
+    elif tls.ca_file:
+        _check_unused(tls)
     return msgspec.structs.replace(tls, **found)
+
+
+def _check_unused(tls: Tls) -> None:
+    """As nats-server, refuse a ca_file without authorities, as if it was used: whoever adds `verify` relies on it."""
+    try:
+        read = msgspec.structs.replace(tls, ca_pem=_read(tls.ca_file, _AUTHORITY))
+        _load_authorities(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), read, ssl.Purpose.CLIENT_AUTH)
+    except CertificateError as error:
+        raise UnusedAuthorities(str(error)) from None
 
 
 def with_client_files(tls: ClientTls) -> ClientTls:

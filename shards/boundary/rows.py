@@ -191,6 +191,17 @@ class SublistQuery(Question, tag="subsz"):
     """The sublist's counters."""
 
     account: str = ""  # "": the sum over all accounts
+    most_due: int = 0  # so many of the replies that are due from this account, too
+
+
+class DueReplyRow(PageStruct):
+    """A reply that an account owes another one whose request it has."""
+
+    made: str  # the generated subject on which the responder replies
+    account: str  # the requestor's
+    reply: str  # where it goes there
+    latency_subject: str = ""  # where its latency is published; "": it is not measured
+    headers: dict[str, list[str]] = {}  # because of which it is measured
 
 
 class SublistPart(PageStruct):
@@ -205,6 +216,7 @@ class SublistPart(PageStruct):
     widest: int  # the most subscriptions in one cached match result
     widths: int  # subscriptions in all cached match results
     clients: int = 0
+    due: list[DueReplyRow] = []
 
 
 class SubjectsQuery(Question, tag="cached"):

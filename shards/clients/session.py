@@ -525,6 +525,7 @@ class ClientSession:
         is_first = self.admission is None
         is_like_newer = self._clients.is_like_newer
         before = "" if is_first else self.account
+        told = b"" if is_first else self._clients.info_of_connected(self)
         self.enter(admission.identity)
         self.end_some(LOOKED_AT_ONCE)
         self.cookies = None
@@ -548,6 +549,8 @@ class ClientSession:
             info = self._clients.info_of_connected(self)
             if info:
                 self.connection.send_info_after_pong(info)
+            else:  # nor is an earlier CONNECT's sent
+                self.connection.take_back_info(told)
         if is_first and self.socket is not None:
             # As on nats-server: how long it took to send CONNECT, until its first PONG tells better.
             self.connection.estimate_rtt(max(0, time.monotonic_ns() // 1000 - self.socket.opened))

@@ -22,7 +22,7 @@ from gnatswarm.broker.placement_rules import SubjectPattern
 from gnatswarm.shards.boundary import rows
 from gnatswarm.shards.boundary.control import SnapshotReply
 from gnatswarm.shards.boundary.pace import Pace
-from gnatswarm.shards.boundary.rows import ConnectionRow, QueueRow, SubjectRow, SubscriptionRow
+from gnatswarm.shards.boundary.rows import ConnectionRow, DueReplyRow, QueueRow, SubjectRow, SubscriptionRow
 from gnatswarm.shards.boundary.utf8_text import utf8_replaced
 from gnatswarm.shards.boundary.wall_clock import wall_offset_us
 from gnatswarm.shards.clients.closed import busiest_and_some, connection_row, unpacked
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from gnatswarm.broker.census_counts import FoldedCounts
     from gnatswarm.broker.fanout import Fanout
     from gnatswarm.broker.mesh import Mesh
+    from gnatswarm.broker.service_imports import ServiceImports
+    from gnatswarm.broker.service_latency import Measured
     from gnatswarm.broker.sublist import Sublist
     from gnatswarm.shards.boundary.control import Channel, Snapshot
     from gnatswarm.shards.clients.clients import Clients
@@ -85,7 +87,9 @@ class Snapshots:
         leafs: Callable[[bool], list[rows.LeafRow]] = lambda _subs: [],
         moves: Callable[[], rows.MovesPart] = rows.MovesPart,
         routes: Callable[[bool], Iterable[rows.RouteRow]] = lambda _with_subs: (),
+        services: ServiceImports | None = None,
     ) -> None:
+        self._services = services  # None: there are none
         self._leafs = leafs
         self._moves = moves
         self._routes = routes
@@ -516,6 +520,9 @@ class Snapshots:
             step = sessions[start : start + STEP_CACHE_SLOTS]
             part.clients += sum(1 for session in step if not query.account or session.account == query.account)
             await pace()
+        if query.most_due and self._services is not None:
+            due = self._services.due(query.account.encode(), query.most_due)
+            part.due = [_due_row(*one) for one in due]
         yield part
 
     async def _queues(self, query: rows.QueuesQuery, pace: Pace) -> AsyncIterator[rows.QueuesPart]:
@@ -711,6 +718,13 @@ def _portions(found: list[SubscriptionRow]) -> Iterator[tuple[list[SubscriptionR
             start, weight = end, 0
     if weight:
         yield found[start:], weight
+
+
+def _due_row(made: bytes, account: bytes, reply: bytes, measured: Measured | None) -> DueReplyRow:
+    row = DueReplyRow(made.decode(), account.decode("utf-8", "replace"), reply.decode("utf-8", "replace"))
+    if measured is not None:
+        row.latency_subject, row.headers = measured.subject.decode("utf-8", "replace"), measured.headers
+    return row
 
 
 def _is_of_account(account: str, query: rows.ConnectionsQuery) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from gnatswarm.broker import due_replies, rules
+from gnatswarm.broker import due_replies, rules, service_imports
 from gnatswarm.broker.due_replies import DueReply
 from gnatswarm.broker.fanout import AccountGate
 from gnatswarm.broker.limits import Limits
@@ -122,6 +122,30 @@ def test_answers_come_through_the_successor_when_the_old_shard_has_gone(due):
     assert heard(due.listener) == [b"one", b"1", b"2", b""]
     assert due.waiting()[NEW] == 0
     due.mesh.close()
+
+
+def test_what_is_due_from_an_account_is_listed_by_the_shard_that_passes_it_on(due):
+    listed = [(due.single, b"B", b"in", None), (due.many, b"B", b"in.many", None)]
+    assert [one.due(b"A", 10) for one in due.imports] == [listed, [], [], []]
+    assert due.imports[OLD].due(b"A", 1) == listed[:1]
+    assert due.imports[OLD].due(b"B", 10) == []
+    due.begin()
+    due.mesh.settle()
+    assert [one.due(b"A", 10) for one in due.imports] == [[], listed, [], []]
+    answer(due.responder, due.single, b"one")
+    due.mesh.settle()
+    assert due.imports[NEW].due(b"A", 10) == listed[1:]
+    due.mesh.close()
+
+
+def test_of_long_texts_fewer_are_listed(made, monkeypatch):
+    made.client(FAR, b"A", b"SUB s 1\r\n")
+    made.client(OLD, b"B", b"".join(b"PUB s in.%b%d 0\r\n\r\n" % (b"x" * 1000, number) for number in range(5)))
+    monkeypatch.setattr(service_imports, "MOST_LISTED_BYTES", 3500)
+    assert len(made.imports[OLD].due(b"A", 10)) == 3
+    monkeypatch.setattr(service_imports, "MOST_LISTED_FROM", 2)
+    assert len(made.imports[OLD].due(b"A", 10)) == 2
+    made.mesh.close()
 
 
 @pytest.mark.parametrize("responders_at", [FAR, OLD, NEW, OTHER])

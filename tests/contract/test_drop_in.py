@@ -114,7 +114,7 @@ class BothTest:
 
 
 VALID = [
-    "",
+    "accounts { A { nkey: AC5GRL36RQV7MJ2GT6WQSCKDKJKYTK4T2LGLWJ2SEJKRDHFOQQWGGFQL } }",
     "port: 4222",
     "port = 4222",
     "port 4222",
@@ -185,6 +185,11 @@ def test_what_is_valid_there_is_valid_here(tested: BothTest, text: str) -> None:
 
 
 INVALID = [
+    (
+        "accounts {\n A { nkey: UDXU4RCSJNZOIQHZNWXHXORDPRTGNJAHAHFRGZNEEJCPQTT2M7NLCNF4 } }",
+        "Not a valid public nkey for an account",
+    ),
+    ("leafnodes {\n min_version: 2.7.0 }", "the minimum version should be at least 2.8.0"),
     ("foo: 1", 'unknown field "foo"'),
     ("authorization { users [ {user: a, allowed_connection_types: [NOPE]} ] }", "invalid connection types"),
     ("system_account: 5", ""),
@@ -316,6 +321,12 @@ STRICTER = {
     "accounts { 'a b' {} }": "frames between shards have names without blanks",
     "host: a\0b": "the file ends at the NUL there",
 }
+
+
+def test_a_file_that_sets_nothing_is_refused_as_later_versions_do_with_t(tested: BothTest) -> None:
+    us, them = tested("")
+    assert (us.code, them.code) == (1, 0)
+    assert "t.conf: config has no values or is empty" in us.err
 
 
 @pytest.mark.parametrize("text", STRICTER)

@@ -81,8 +81,8 @@ BLOCKS: dict[str, tuple[str, str]] = {
     "leaf nodes": (
         "leafnodes { %s }",
         """listen port host net authorization remotes reconnect reconnect_delay reconnect_interval tls
-        leafnode_advertise advertise no_advertise min_version compression isolate_leafnode_interest isolate
-        write_deadline write_timeout""",
+        leafnode_advertise advertise no_advertise min_version minimum_version compression
+        isolate_leafnode_interest isolate write_deadline write_timeout""",
     ),
     "log-in of leaf nodes": (
         "leafnodes { authorization { %s } }",

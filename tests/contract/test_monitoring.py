@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import json
 import re
 from collections.abc import AsyncIterator
 from typing import Any, NamedTuple
@@ -219,6 +220,8 @@ ERRORS = (
     "/healthz?js-meta-only=x",
     "/healthz?details=x",
     "/healthz?stream=x",
+    "/healthz?stream=x&details=1",
+    "/healthz?account=x&consumer=x&details=true",
     "/healthz?consumer=x",
     "/healthz?account=x&stream=y&consumer=z",
     "/healthz?js-enabled-only=1&js-server-only=1",
@@ -395,6 +398,32 @@ async def test_exports_imports_and_mappings_of_an_account_are_shown_as_there(pai
                 pytest.skip(str(error))
             raise
         found.append([_rules(detail) for detail in details])
+    assert found[1] == found[0]
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair[0])
+async def test_the_replies_that_an_account_owes_are_shown_as_there(pair):
+    found = []
+    for name in pair:
+        require(KINDS[name])
+        with Broker(KINDS[name], args=["-m", "-1"], config=RULES) as broker:
+            cluster = Cluster(broker)
+            responder = await cluster.client_on(0, {"user": "a", "pass": "a", "headers": True})
+            await responder.talk("SUB svc.1 1\r\nSUB also.x 2\r\nPING\r\n", expect="PONG\r\n")
+            header = "NATS/1.0\r\nUber-Trace-Id: 1:2:3:1\r\nA: b\r\n\r\n"
+            asker = await cluster.client_on(1, {"user": "b", "pass": "b", "headers": True})
+            await asker.send(
+                f"SUB in.* 1\r\nPUB of.1 in.1 0\r\n\r\nHPUB also.x in.2 {len(header)} {len(header)}\r\n{header}\r\n"
+            )
+            await asker.flush()
+            made = {message.subject: message.reply for message in await responder.messages(2)}
+            replies = Pages.of(broker).json("/accountz?acc=A")["account_detail"]["responses"]
+            assert replies.keys() == {*made.values()}
+            text = json.dumps([replies[made[subject]] for subject in ("svc.1", "also.x")])
+            for subject, reply in made.items():
+                text = text.replace(reply, f"made for {subject}")
+            found.append(text)
+            cluster.close()
     assert found[1] == found[0]
 
 

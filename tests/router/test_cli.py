@@ -302,7 +302,7 @@ def test_what_only_prints_imports_nothing_heavy(words: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", ["health -p 1", "status -p 1", "reload -p 1", "scale 2 -p 1", "why a -p 1", "-t -c /dev/null"]
+    "words", ["health -p 1", "status -p 1", "reload -p 1", "scale 2 -p 1", "why a -p 1", "-t -c t.conf"]
 )
 def test_what_asks_a_broker_or_tests_a_file_imports_no_more_than_that_needs(words: str, tmp_path: pathlib.Path) -> None:
     """A health check is a process every few seconds: with these it took twice as long."""
@@ -311,8 +311,10 @@ def test_what_asks_a_broker_or_tests_a_file_imports_no_more_than_that_needs(word
         "import sys; from gnatswarm.router.cli import main; from gnatswarm.shards.lean_imports import is_late; "
         f"main({words.split()!r}); print(sorted(n for n in {heavy!r} & set(sys.modules) if not is_late(n)))"
     )
+    (tmp_path / "t.conf").write_text("port: 4222\n")
     result = subprocess.run(
         [sys.executable, "-P", "-c", code],
+        cwd=tmp_path,
         env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path), "TMPDIR": str(tmp_path)},
         capture_output=True,
         text=True,
@@ -377,7 +379,7 @@ def test_another_failure_is_not_taken_for_one_of_standard_output(monkeypatch: py
 
 
 def test_testing_a_file_imports_no_network() -> None:
-    code = "import sys; from gnatswarm.router.cli import main; main(['-t', '-c', '/dev/null'])"
+    code = "import sys; from gnatswarm.router.cli import main; main(['-t', '-c', 'deploy/config/gnatswarm.conf'])"
     code += "; print('asyncio' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert result.stdout == "False\n"

@@ -802,6 +802,10 @@ async def test_what_the_health_of_a_stream_is_asked_without_is_said(cluster, ask
     data = (await ask(asker, "$SYS.REQ.SERVER.PING.HEALTHZ", asked))["data"]
     assert (data["status"], data["status_code"]) == ("error", 400)
     assert data["error"].startswith(f"{lacks} must not be empty when checking ")
+    data = (await ask(asker, "$SYS.REQ.SERVER.PING.HEALTHZ", {**asked, "details": True}))["data"]
+    assert (data["status"], data["status_code"], "error" in data) == ("error", 400, False)
+    (error,) = data["errors"]
+    assert error["type"] == "BAD_REQUEST" and error["error"].startswith(f"{lacks} must not be empty when checking ")
 
 
 @pytest.mark.kinds("gnatswarm-1", "gnatswarm-2", "gnatswarm-4", "nats-server")
@@ -877,7 +881,7 @@ async def test_answers_survive_dead_shards_and_scaling(fresh_cluster):
 @OURS
 async def test_a_broker_without_system_users_has_no_subscription_of_its_own(start_broker, cluster_of):
     for config in ("", CONFIG):
-        broker = start_broker(config=config, args=["-m", "-1"])
+        broker = start_broker(config=config or None, args=["-m", "-1"])
         pages = Pages.of(broker)
         assert pages.json("/varz")["subscriptions"] == 0
         counted = pages.json("/subsz")["num_subscriptions"]

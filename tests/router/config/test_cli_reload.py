@@ -104,22 +104,31 @@ def test_the_process_for_other_servers_neither_comes_nor_goes_with_a_reload() ->
     assert not diff(Options(cluster=Cluster(port=5)), Options(cluster=Cluster(port=5), leafnodes=some)).is_refused
 
 
-@pytest.mark.parametrize("emptied", ["broker.conf", "users.conf"])
-def test_a_file_that_is_empty_for_a_moment_lets_nobody_in_who_had_to_log_in(tmp_path: Path, emptied: str) -> None:
+def test_an_included_file_that_is_empty_for_a_moment_lets_nobody_in_who_had_to_log_in(tmp_path: Path) -> None:
     whole, users, more = tmp_path / "broker.conf", tmp_path / "users.conf", tmp_path / "more.conf"
-    whole.write_text("include users.conf\ninclude more.conf\n")
+    whole.write_text("port: 4222\ninclude users.conf\ninclude more.conf\n")
     users.write_text('authorization { users: [ { user: ann, password: "secret" } ] }\n')
     more.write_text("\n")
     line = parse(["-c", str(whole)])
     old = build(line).options
     assert build(line, instead_of=old).options.users == old.users  # (one that may be empty)
-    (tmp_path / emptied).write_text("")
-    with pytest.raises(ConfigError, match=f"{emptied}: the file is empty, and without it everybody may connect"):
+    users.write_text("")
+    with pytest.raises(ConfigError, match="the file is empty, and without it everybody may connect"):
         build(line, instead_of=old)
     assert not build(line, instead_of=Options()).options.has_log_in  # nobody had to
     users.write_text("# nobody\n")
-    whole.write_text("include users.conf\n")
+    whole.write_text("port: 4222\ninclude users.conf\n")
     assert not build(line, instead_of=old).options.has_log_in  # somebody has said so
+
+
+@pytest.mark.parametrize("text", ["", "# users come here\n"])
+def test_a_file_that_sets_nothing_changes_nothing(tmp_path: Path, text: str) -> None:
+    """A tool that was killed while it wrote the file opened the broker to all."""
+    path = tmp_path / "broker.conf"
+    path.write_text(text)
+    for old in (Options(), Options(auth_user="ann", auth_password="pw")):
+        with pytest.raises(ConfigError, match="config has no values or is empty — write it again"):
+            build(parse(["-c", str(path)]), instead_of=old)
 
 
 def test_a_file_that_is_empty_for_a_moment_lets_no_guests_in_beside_the_system_account(tmp_path: Path) -> None:

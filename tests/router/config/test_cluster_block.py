@@ -27,7 +27,7 @@ def built(tmp_path: Path) -> Build:
     def from_text(text: str, *flags: str) -> Options:
         path = tmp_path / "t.conf"
         path.write_text(text)
-        return build(parse(["-c", str(path), *flags]), environment={}).options
+        return build(parse([*(["-c", str(path)] if text else []), *flags]), environment={}).options
 
     return from_text
 

@@ -246,10 +246,27 @@ def test_a_pipe_may_be_the_configuration_itself(tmp_path: pathlib.Path) -> None:
     assert "nobody writes to this pipe" in problem.what
 
 
-def test_an_empty_file_is_legal_and_noticed(tmp_path: pathlib.Path) -> None:
-    (tmp_path / "t.conf").write_text("\n  \n")
+EMPTY = "config has no values or is empty"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "\n  \n", "# users come here\n", "// a\n", "{}\n", "\ufeff", "include ./a.conf\n"]
+)
+def test_a_file_that_sets_nothing_is_refused(tmp_path: pathlib.Path, text: str) -> None:
+    """As by nats-server 2.15 with -t: a disk that was full, or a tool that was killed, left a broker open to all."""
+    (tmp_path / "a.conf").write_text("\n")
+    (tmp_path / "t.conf").write_text(text)
+    (problem,) = conf.parse_file(str(tmp_path / "t.conf")).problems
+    assert str(problem).startswith(f"{tmp_path}/t.conf: {EMPTY} — write it again")
+    (tmp_path / "t.conf").write_text("port: $undefined_anywhere\n")
+    assert EMPTY not in [one.what for one in conf.parse_file(str(tmp_path / "t.conf")).problems]
+
+
+def test_an_included_file_that_is_empty_is_legal_and_noticed(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "a.conf").write_text("\n")
+    (tmp_path / "t.conf").write_text("port: 1\ninclude ./a.conf\n")
     parsed = conf.parse_file(str(tmp_path / "t.conf"))
-    assert (parsed.problems, len(parsed.tree), len(parsed.notices)) == ([], 0, 1)
+    assert (parsed.problems, len(parsed.tree), len(parsed.notices)) == ([], 1, 1)
 
 
 @pytest.mark.parametrize(
@@ -345,7 +362,7 @@ PIECES = (
 def test_any_shuffle_of_the_syntax_gives_a_tree_or_problems(text: str) -> None:
     parsed = conf.parse_text(text, environment={"A": "1", "B": "{"})
     for problem in parsed.problems:
-        assert min(problem.at.line, problem.at.column) >= 1, problem
+        assert min(problem.at.line, problem.at.column) >= 1 or problem.what == EMPTY, problem
 
 
 @given(st.binary())
@@ -379,6 +396,6 @@ def written(value: Any, style: int) -> str:
     return "{ " + "".join(f'"{key}"{separator}{written(item, style)}{ends}' for key, item in value.items()) + " }"
 
 
-@given(st.dictionaries(KEYS, TREES, max_size=5), st.integers(0, 2))
+@given(st.dictionaries(KEYS, TREES, min_size=1, max_size=5), st.integers(0, 2))
 def test_what_is_written_is_read_back(tree: dict[str, Any], style: int) -> None:
     assert read(written(tree, style)) == tree

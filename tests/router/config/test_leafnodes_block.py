@@ -174,6 +174,7 @@ PORT_SETTINGS: list[tuple[str, str, object]] = [
     ("no_advertise: true", "no_advertise", True),
     ("authorization { timeout: 5 }", "auth_timeout_s", 5.0),
     ("min_version: v2.9.0", "min_version", "2.9.0"),
+    ("minimum_version: 2.8.0", "min_version", "2.8.0"),
     ("authorization { account: A }", "account", "A"),
     ("authorization { user: u, password: p, account: A }", "users", (User("u", "p", "", "A"),)),
     ("authorization { users [ {user: u, pass: p} ] }", "users", (User("u", "p"),)),
@@ -240,6 +241,10 @@ def test_with_verify_and_map_a_certificate_is_enough(built: Build, authority: Au
         ("leafnodes: 5", "1:1: Expected map to define leafnodes, got a number"),
         ("leafnodes { port: x }", "1:13: port: expected a number"),
         ("leafnodes { port: 4222 }", "1:1: port 4222 is given to clients and to leaf nodes"),
+        (
+            "leafnodes { port: -1, min_version: 2.7.9 }",
+            "1:23: min_version: the minimum version should be at least 2.8.0",
+        ),
         ("leafnodes { min_version: two }", "1:13: min_version: invalid leafnode's minimum version"),
         ("leafnodes { authorization: 5 }", "1:13: expected a block"),
         ("leafnodes { authorization { password: pw } }", "1:13: a password without a user lets every leaf node in"),

@@ -25,7 +25,7 @@ def built(tmp_path: Path) -> Build:
     def from_text(text: str, *flags: str) -> Built:
         path = tmp_path / "t.conf"
         path.write_text(text, encoding="utf-8")
-        return build(parse([*flags, "-c", str(path)]), environment={})
+        return build(parse([*flags, *(["-c", str(path)] if text else [])]), environment={})
 
     return from_text
 

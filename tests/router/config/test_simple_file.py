@@ -187,7 +187,6 @@ def test_users_that_are_accepted_are_those_of_the_options(piece: str, tmp_path: 
 @pytest.mark.parametrize(
     "text",
     [
-        "",
         "port: 4222",
         "listen: localhost:4222\nhttp: 8222",
         "authorization { user: ann, password: pw }",

@@ -126,6 +126,13 @@ def test_a_broker_that_has_not_started_is_not_healthy():
     assert aggregate.health(facts(shard(0), is_serving=False)) == "the broker is not ready"
 
 
+def test_a_fault_is_in_a_list_for_whom_wants_details():
+    listed = [{"type": "CONNECTION", "error": "x"}]
+    assert aggregate.health_status("x", details=True) == {"status": "error", "errors": listed}
+    assert aggregate.health_status("x") == {"status": "unavailable", "error": "x"}
+    assert aggregate.health_status("", details=True) == {"status": "ok"}
+
+
 # ---- connections
 
 numbers = st.integers(min_value=0, max_value=5)
@@ -240,7 +247,11 @@ def test_a_connection_is_found_by_what_an_operator_knows_of_it(search, is_found)
 
 def test_sublists_add_up_and_rates_are_over_all():
     document = aggregate.sublist(
-        [SublistPart(3, 2, 5, 2, 100, 10, 4, 6), SublistPart(1, 2, 1, 0, 100, 30, 9, 2), SublistPart(*[0] * 8)]
+        [
+            SublistPart(3, 2, 5, 2, 100, 10, 4, 6),
+            SublistPart(1, 2, 1, 0, 100, 30, 9, 2),
+            SublistPart(0, 0, 0, 0, 0, 0, 0, 0),
+        ]
     )
     assert document["num_subscriptions"] == 4
     assert (document["cache_hit_rate"], document["max_fanout"], document["avg_fanout"]) == (0.8, 9, 2)

@@ -146,6 +146,19 @@ async def test_an_account_that_is_not_there_has_no_connections_and_nobody_is_ask
         await site.get("/accountz", "acc=nobody")
 
 
+async def test_what_an_account_owes_is_known_by_shards_and_gateway() -> None:
+    site = Site(options=Options(leafnodes=A_LEAF.leafnodes, accounts=(Account("A"),)))
+    for number in (1, GATEWAY_NUMBER):
+        due = [rows.DueReplyRow(f"_R_.{number}", "B", f"in.{number}")]
+        part = rows.SublistPart(0, 0, 0, 0, 0, 0, 0, 0, due=due)
+        site.shards.answers[number, rows.SublistQuery] = lambda _query, part=part: [part]  # type: ignore[misc]
+    detail = (await site.get("/accountz", "acc=A"))["account_detail"]
+    assert {made: reply["subject"] for made, reply in detail["responses"].items()} == {
+        "_R_.1": "in.1",
+        f"_R_.{GATEWAY_NUMBER}": f"in.{GATEWAY_NUMBER}",
+    }
+
+
 async def test_more_subscriptions_than_a_page_may_show_are_refused() -> None:
     site = Site()
     site.shards.answers[1, rows.ConnectionsQuery] = lambda _query: [rows.ConnectionsPart(1, [], is_over=True)]

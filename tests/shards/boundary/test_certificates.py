@@ -20,6 +20,7 @@ from gnatswarm.router.config.reload import diff
 from gnatswarm.shards.boundary import certificates
 from gnatswarm.shards.boundary.certificates import (
     CertificateError,
+    UnusedAuthorities,
     client_context,
     server_context,
     validity,
@@ -194,6 +195,15 @@ def test_files_that_are_none_are_named(tls, field, tmp_path, monkeypatch):
     path.write_bytes(b"x" * 11)
     with pytest.raises(CertificateError, match="more than 10 bytes"):
         with_files(msgspec.structs.replace(other, cert_file=str(path)))
+
+
+@pytest.mark.parametrize("text", [b"", b"text", b"-----BEGIN CERTIFICATE-----\nMIIB"])
+def test_a_file_without_authorities_is_refused_by_who_checks_nobody_as_on_nats_server(tls, tmp_path, text):
+    (tmp_path / "other").write_bytes(text)
+    lax = msgspec.structs.replace(tls, verify=False)
+    assert with_files(lax).ca_pem == b""
+    with pytest.raises(UnusedAuthorities, match=r"error parsing root ca certificate: .*other"):
+        with_files(msgspec.structs.replace(lax, ca_file=str(tmp_path / "other")))
 
 
 @pytest.mark.parametrize("field", ["cert_file", "key_file"])

@@ -116,6 +116,7 @@ class Asked:
             clients=shard.clients,
             mesh=shard.mesh,
             fanout=shard.fanout,
+            services=shard.imports_exports.service_imports,
         )
 
     async def client(self, user: str, words: bytes = b"", name: str = "") -> Client:
