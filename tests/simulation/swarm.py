@@ -460,7 +460,7 @@ class MoveHost:
         self._is_journey = True
         return ""
 
-    def objection(self, session: Any) -> str:
+    def objection(self, session: Any, beside: int) -> str:
         """Why this client cannot move now; "": it can."""
         why = self._process.links.moves.why_not(session.connection)
         return why or self._process.swarm.movers.objection(self.client_of(session.connection))
