@@ -47,7 +47,7 @@ class FrozenCount(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
 class FrozenReply(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A reply subject that the client may publish to though its permissions do not name it."""
 
-    subject: Name
+    subject: bytes  # of any length: whoever asks makes it up
     asked_us: Count  # when it got the request, in µs of the monotonic clock
     replies: Count  # how often it has replied
 

@@ -4,6 +4,19 @@
 One object per client with this permission, for as long as its permissions stay the same.
 """
 
+from itertools import islice
+
+
+cdef enum:
+    # What was taken out at the beginning of a dictionary is in the way of each look for its oldest: one at a time took
+    # 7 us for each message, up to 16, and 0.36 without. So a sixteenth goes at once, of their number or their bytes.
+    DROPPED_AT_ONCE = 1024
+    DROPPED_BYTES = 131072
+
+
+cdef bint exceeds(ReplyPermissions self, Py_ssize_t most, size_t most_bytes) except -1:
+    return len(self.replies) > most or (self.subject_bytes > most_bytes and len(self.replies) > 1)
+
 
 cdef class ReplyPermissions:
     """`most` replies to each message (negative: no limit), within `expire_us` of it (0: at any time)."""
@@ -48,8 +61,11 @@ cdef class ReplyPermissions:
         return 0
 
     cdef int drop_surplus(self) except -1:
-        while len(self.replies) > MOST_REPLIES or (self.subject_bytes > MOST_REPLY_BYTES and len(self.replies) > 1):
-            self.drop(next(iter(self.replies)))
+        while exceeds(self, MOST_REPLIES, MOST_REPLY_BYTES):
+            for subject in list(islice(self.replies, DROPPED_AT_ONCE)):
+                if not exceeds(self, MOST_REPLIES - DROPPED_AT_ONCE, MOST_REPLY_BYTES - DROPPED_BYTES):
+                    break
+                self.drop(subject)
         return 0
 
     cdef bint may_reply(self, const uint8_t *reply, size_t size, uint64_t now_us) except -1:

@@ -254,7 +254,7 @@ class Departures:
             session = self._clients.open.get(cid)
             if session is None:
                 continue
-            why = self.keeps(session, to) or self.host.objection(session)
+            why = self.keeps(session, to) or self.host.objection(session, len(self._chosen))
             self._may_follow = self._may_follow or not (self._clients.stays(session) or self.keeps(session, to))
             if why:
                 self._stay[why] += 1
@@ -268,7 +268,7 @@ class Departures:
         shard = self._target
         for _ in range(min(LOOK_AT, self._batch_size(shard) - len(self._chosen), len(cids))):
             session = self._clients.open.get(cids.popleft())
-            if session is None or self.host.objection(session):
+            if session is None or self.host.objection(session, len(self._chosen)):
                 self._to[shard] -= 1
             else:
                 self._chosen.append(session)

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("gnatswarm.moving")
 
 # Descriptors of a shard that are not its clients': links, listeners, files. Where it may have fewer than so many in
-# all, they are counted, at most so often.
+# all, they are counted, at most so often: clients come and go in hundreds meanwhile.
 OTHER_DESCRIPTORS = 256
 MANY_DESCRIPTORS = 4096
 COUNT_EVERY_S = 0.5
@@ -277,14 +277,12 @@ class Host:
             os.close(fd)
             self._clients.lost_on_its_way()
 
-    def objection(self, session: ClientSession) -> str:
-        """Why this client cannot move now; "": it can."""
+    def objection(self, session: ClientSession, beside: int = 0) -> str:
+        """Why this client cannot move now, with so many others; "": it can."""
         why = self._moves.why_not(session.connection)
         if why is not None:
             return why
-        relay = self._clients.relay
-        # Two for each that has gone, and those on their way.
-        if relay is not None and session.has_tls_here and self._used() + 2 * relay.connections >= self._most:
+        if session.has_tls_here and self._clients.relay is not None and not self._has_room_for_relays(beside + 1):
             return "there is no room for the descriptors of its relay"
         return session.objection_to_freezing()
 
@@ -296,6 +294,11 @@ class Host:
                 self._moves.on_hung_up(client)
         is_leaving = self._moves.is_leaving
         self._look = self._loop.call_later(LOOK_EVERY_S, self._look_for_ended) if is_leaving else None
+
+    def _has_room_for_relays(self, clients: int) -> bool:
+        """Whether there are descriptors for the TLS of so many clients more: two for each, until one is sent."""
+        unsent = sum(one.unsent_descriptors for one in self._outgoing.values())
+        return self._used() + unsent + 2 * clients < self._most
 
     def words_of(self, client: ClientConnection) -> bytes:
         """Its session, for admit() of the new shard. RecordRefused."""
@@ -366,14 +369,16 @@ class Host:
         return session.connection
 
     def _used(self) -> int:
-        """How many descriptors the clients here and all else have."""
+        """How many descriptors the clients here, those that have left their TLS here and all else have."""
         now_s = self._loop.time()
+        relay = self._clients.relay
+        of_clients = len(self._clients.open) + (2 * relay.connections if relay is not None else 0)
         if self._most < MANY_DESCRIPTORS and now_s - self._counted_s >= COUNT_EVERY_S:
             # (Where there is no /proc it stays at what it was taken for.)
             with self._reserve.opened(), contextlib.suppress(FileNotFoundError):
-                self._others = len(os.listdir("/proc/self/fd")) - len(self._clients.open)
+                self._others = len(os.listdir("/proc/self/fd")) - of_clients
             self._counted_s = now_s
-        return len(self._clients.open) + self._others
+        return of_clients + self._others
 
     def arrived(self, old: int, move: int, client: ClientConnection, frozen: FrozenClient) -> None:
         """Its output is in order: it goes on."""

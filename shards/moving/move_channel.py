@@ -180,6 +180,11 @@ class Outgoing:
         """Whether the kernel has not taken everything."""
         return bool(self._pending)
 
+    @property
+    def unsent_descriptors(self) -> int:
+        """How many wait to be sent, and are open here until then."""
+        return sum(fd >= 0 for _, fd in self._pending)
+
     def close(self) -> None:
         """End it; what was not sent is lost."""
         if self.is_closed:

@@ -233,6 +233,24 @@ def test_what_was_unsent_goes_out_first():
     assert client.messages() == [(b"7", b"one"), (b"7", b"two")]
 
 
+def test_whoever_asks_may_have_a_reply_subject_of_any_length():
+    """It is not a name that the client gave: that of a subscription has 65,000 bytes at most."""
+    here, there = Engine(), Engine()
+    service, asks = here.client(), here.client()
+    rights = Permissions(options.Permissions(responses=1))
+    service.connection.enter(here.probe.sublist, rights)
+    for client in (asks, service):
+        client.connection.set_limits(Limits(max_control_line_bytes=128 * 1024))
+    service.feed(b"SUB svc 1\r\n")
+    reply = b"r" * 70_000
+    asks.feed(b"PUB svc %b 0\r\n\r\n" % reply)
+    service.take()
+    frozen_and_thawed(here, service, there, rights)
+    service.connection.set_limits(Limits(max_control_line_bytes=128 * 1024))
+    assert service.talk(b"PUB %b 0\r\n\r\n" % reply) == b""
+    assert b"-ERR" in service.talk(b"PUB %b 0\r\n\r\n" % reply)
+
+
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 10, -1])
 def test_a_truncated_record_is_refused(size):
     data = records.encoded(a_record())

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from gnatswarm.broker.connection import ClientConnection
 from gnatswarm.broker.errors import CloseReason
 from gnatswarm.broker.fence import MeshFence
-from gnatswarm.broker.frozen import FrozenClient, OfferedClient, RecordRefused
+from gnatswarm.broker.frozen import FrozenClient, OfferedClient, RecordRefused, decoded, encoded
 from gnatswarm.broker.limits import Limits
 from gnatswarm.broker.link import SiblingLink
 from gnatswarm.probes.engine import Probe
@@ -368,7 +368,7 @@ class Word:
 
     id: int  # of the move; 0: the sender is dead
     cid: int = 0  # of this client; 0: the move is over
-    frozen: FrozenClient | None = None  # its record; None: it does not come
+    record: bytes = b""  # of it; b"": it does not come
     client: EngineClient | None = None  # … its socket; to this shard itself: to be looked at
 
 
@@ -461,7 +461,7 @@ class MoveHost:
         self._is_journey = True
         return ""
 
-    def objection(self, session: Any) -> str:
+    def objection(self, session: Any, beside: int) -> str:
         """Why this client cannot move now; "": it can."""
         why = self._process.links.moves.why_not(session.connection)
         return why or self._process.swarm.movers.objection(self.client_of(session.connection))
@@ -480,7 +480,7 @@ class MoveHost:
         self._process.engine.probe.let_go(one.socket)
         client.leave()
         self._process.swarm.movers.on_way(one, there)
-        self._process.swarm.send_word(self._process, there, Word(id, client.cid, frozen, one))
+        self._process.swarm.send_word(self._process, there, Word(id, client.cid, encoded(frozen), one))
 
     def ended(self, new: int, id: int, why: str) -> None:
         self.there = self._ways[new]
@@ -504,14 +504,14 @@ class MoveHost:
         elif not word.cid:
             for key in [key for key, one in self._from.items() if one is process and word.id in (0, key[1])]:
                 moves.end_arrivals(*key)
-        elif word.frozen is None:
+        elif not word.record:
             moves.forget(old, word.id, word.cid)
             if word.client is not None:
                 self._process.swarm.movers.takes_no_more(word.client)
         else:
             assert word.client is not None
             self._sockets[word.cid] = word.client
-            if not moves.arrive(old, word.id, word.frozen):
+            if not moves.arrive(old, word.id, decoded(word.record)):  # whatever the engine writes down can be read
                 self._process.swarm.movers.lost(self._sockets.pop(word.cid))
 
     def look_at(self, client: EngineClient) -> None:

@@ -54,6 +54,7 @@ class World:
         self.late_objections: dict[int, str] = {}  # of those that were chosen
         self.asked: list[int] = []  # … for these
         self.refuses = ""
+        self.most_beside = BATCH_CLIENTS  # clients for which there is room at the old shard, at a time
         self.most_fitting = BATCH_CLIENTS  # clients whose subscriptions fit one offer
         self.batches: list[tuple[int, list[int]]] = []
         self.began_s: list[float] = []
@@ -92,8 +93,8 @@ class World:
     def finish_soon(self) -> None:
         pass
 
-    def objection(self, session: Any) -> str:
-        return self.objections.get(session.connection, "")
+    def objection(self, session: Any, beside: int) -> str:
+        return self.objections.get(session.connection, "" if beside < self.most_beside else "there is no room")
 
     def open_way(self, shard: int) -> str:
         return self.closed.get(shard, "")
@@ -419,6 +420,17 @@ def test_named_clients_move_as_far_as_there_are_descriptors_too() -> None:
     world.advance(0)
     room_for(world, 9)
     assert done and len(world.open) == 11
+
+
+def test_as_many_move_together_as_the_old_shard_has_room_for() -> None:
+    """Those chosen for a batch before a client take some, too."""
+    world = World(10)
+    world.most_beside = 4
+    world.begin({1: 10})
+    for _ in range(3):
+        world.arrive()
+        world.advance(1.0)
+    assert [len(batch) for _, batch in world.batches] == [4, 4, 2] and world.done == [(10, {})]
 
 
 def test_a_batch_is_large_again_where_there_is_room_again() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import math
 import os
 import socket
 import struct
@@ -506,6 +507,33 @@ async def test_where_few_descriptors_may_be_open_they_are_counted(two: LinkedSha
         host = two.shards[1].host
         host._most, host._counted_s = most, -1.0
         assert (host._used() < most) is is_room
+
+
+async def test_of_clients_with_tls_so_many_leave_as_their_relays_have_room_for(two: LinkedShards) -> None:
+    """What others of the batch will take counts, what relays have, and what is not sent yet.
+
+    All else is counted now and then, and hundreds of clients go meanwhile.
+    """
+    for _ in range(3):
+        await come(two)
+    old = two.shards[0]
+    shard, relay = old.one.shard, SimpleNamespace(connections=0, key="boot0")
+    shard.clients.relay = relay  # type: ignore[assignment]
+    for session in shard.clients.open.values():
+        session.tls_version = "1.3"
+    old.host._counted_s, old.host._others, old.host._most = math.inf, 100, 3 + 100 + 2 * 3
+
+    def may_go() -> list[bool]:
+        return [not old.host.objection(one, beside) for beside, one in enumerate(shard.clients.open.values())]
+
+    assert may_go() == [True, True, False]
+    relay.connections = 1
+    assert may_go() == [True, False, False]
+    old.host._outgoing[1] = SimpleNamespace(unsent_descriptors=2)  # type: ignore[assignment]
+    assert may_go() == [False, False, False]
+    del old.host._outgoing[1]
+    old.host._counted_s = -math.inf
+    assert old.host._used() == len(os.listdir("/proc/self/fd"))
 
 
 async def test_who_finds_no_room_stays_and_is_served(two: LinkedShards) -> None:

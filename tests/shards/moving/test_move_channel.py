@@ -175,9 +175,9 @@ async def test_what_waits_for_the_next_goes_out_with_it_in_order(ends: Ends) -> 
     way = ends.dial()
     way.send(channel.Gone(1, 1), is_last=False)
     way.send(channel.HandedOver(1, b"x"), os.dup(0), is_last=False)
-    assert way.is_sending
+    assert way.is_sending and way.unsent_descriptors == 1
     way.send(channel.Ended(1))
-    assert not way.is_sending
+    assert not way.is_sending and way.unsent_descriptors == 0
     await until(lambda: len(ends.came) == 4)
     assert [type(message).__name__ for message, _ in ends.came] == ["Hello", "Gone", "HandedOver", "Ended"]
     os.close(ends.came[2][1])
