@@ -147,7 +147,8 @@ class Gateway:
     ) -> None:
         """Connect to what the new options name, and end what they do not name any more; `users` are theirs.
 
-        `listeners`: the accounts whose stream imports have changed. on_done() is called when leaf nodes get those.
+        `listeners`: the accounts whose stream imports have changed. on_done() is called when leaf nodes get those, and
+        the passwords of all have been compared for which that is due.
         """
         former = _accounts(self._options)
         self._options = options
@@ -168,8 +169,11 @@ class Gateway:
             else:
                 self._remotes.remove(remote)
                 remote.close("it was removed from the configuration")
-        if self._leaf_port is not None:
-            self._leaf_port.reload(options, users)
+        on_part_done = _at_second_call(on_done)
+        if self._leaf_port is None:
+            on_part_done()
+        else:
+            self._leaf_port.reload(options, users, on_part_done)
             if self._routes is not None:
                 self._routes.leaf_url = self._leaf_port.url
         self._dial()
@@ -177,7 +181,7 @@ class Gateway:
         if self._routes is not None:
             self._routes.reload(options, has_new_accounts=bool(_accounts(options).keys() - former.keys()))
         renewals = self.exchange.renewals({name.encode("utf-8", "surrogateescape") for name in listeners})
-        self._renewals.append((renewals, on_done))
+        self._renewals.append((renewals, on_part_done))
         if len(self._renewals) == 1:
             self._renew()
 
@@ -316,6 +320,16 @@ class Gateway:
 
     def _flush(self) -> None:
         self._loop.call_soon(self._reactor.finish)
+
+
+def _at_second_call(call: Callable[[], None]) -> Callable[[], None]:
+    """What is to be called twice, and calls this then."""
+    calls = iter((_do_nothing, call))
+    return lambda: next(calls)()
+
+
+def _do_nothing() -> None:
+    """Something else is waited for."""
 
 
 def _accounts(options: Options) -> dict[str, Account]:
