@@ -177,6 +177,7 @@ class Gateway:
             if self._routes is not None:
                 self._routes.leaf_url = self._leaf_port.url
         self._dial()
+        self.exchange.forget_accounts()  # (that earlier reloads have removed)
         self._configure_accounts(former)
         if self._routes is not None:
             self._routes.reload(options, has_new_accounts=bool(_accounts(options).keys() - former.keys()))
@@ -313,7 +314,8 @@ class Gateway:
 
     def _opens_loop(self, account: str) -> bool:
         now_s = self._loop.time()
-        if now_s - self._opened_s.get(account, -LOOP_LOOK_S) < LOOP_LOOK_S:
+        self._opened_s = {name: at_s for name, at_s in self._opened_s.items() if now_s - at_s < LOOP_LOOK_S}
+        if account in self._opened_s:
             return False
         self._opened_s[account] = now_s
         return True

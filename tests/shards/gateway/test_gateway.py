@@ -96,6 +96,25 @@ async def test_an_account_that_is_configured_no_more_wants_nothing(house: OneSha
     assert sorted(process.told) == [(b"B", set()), (b"C", set())]
 
 
+async def test_a_reload_forgets_what_is_left_of_accounts_that_earlier_ones_have_removed(house: OneShard) -> None:
+    gateway = Process(house, Options()).gateway
+    gateway._is_started = True
+    names = b"$G", b"GONE"
+    before = [gateway.exchange.loop_subject(name) for name in names]
+    gateway.reload(Options(), UserIndex(), set())
+    after = [gateway.exchange.loop_subject(name) for name in names]
+    assert (after[0] == before[0], after[1] == before[1]) == (True, False)
+
+
+async def test_of_two_that_find_a_loop_one_is_closed_whatever_was_long_ago(
+    house: OneShard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway = Process(house, Options()).gateway
+    monkeypatch.setattr(gateway, "_loop", Mock(time=Mock(side_effect=[1.0, 1.5, 2.9, 3.1, 3.2])))
+    assert [gateway._opens_loop(name) for name in "AABAB"] == [True, False, True, True, False]
+    assert gateway._opened_s == {"A": 3.1, "B": 2.9}
+
+
 async def test_a_reload_is_over_when_leaf_nodes_get_the_streams_of_now(house: OneShard) -> None:
     gateway = Process(house, Options()).gateway
     gateway._is_started = True
