@@ -365,6 +365,17 @@ cdef class Exchange(Onward):
             found = self.loop_subjects[account] = b"$LDS." + os.urandom(11).hex().encode()
         return found
 
+    def forget_accounts(self):
+        """Forget what is kept of accounts that the mesh has forgotten: their names may come and go for months."""
+        for account in [one for one in self.loop_subjects if one not in self.mesh.accounts]:
+            del self.loop_subjects[account]
+        for account in [one for one in self.due_replies if one not in self.mesh.accounts]:
+            del self.due_replies[account]
+        for slot, account in [one for one in self.told_replies if one[1] not in self.mesh.accounts]:
+            for pattern in self.told_replies.pop((slot, account)):
+                if (self.told >> slot) & 1:
+                    self.tell_pattern(slot, account, pattern, 0)
+
     cdef uint64_t reach(self, uint32_t slot) noexcept:
         cdef uint64_t slots = 0
         cdef int kind

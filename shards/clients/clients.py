@@ -33,6 +33,7 @@ from gnatswarm.shards.boundary.wall_clock import wall_offset_us
 from gnatswarm.shards.clients.account_census import AccountCensus
 from gnatswarm.shards.clients.allowances import Allowances
 from gnatswarm.shards.clients.closed import SLOW, Closed, connection_row, unpacked
+from gnatswarm.shards.clients.comparisons import Comparisons
 from gnatswarm.shards.clients.denials import Denials
 from gnatswarm.shards.clients.hearing import Hearing
 from gnatswarm.shards.clients.passing import Passing
@@ -44,7 +45,6 @@ from gnatswarm.shards.sockets.window import is_on_this_host
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Set
 
-    from gnatswarm.broker.access.auth import HashedPassword
     from gnatswarm.broker.access.certificate_names import CertificateNames
     from gnatswarm.broker.access.user_index import UserIndex
     from gnatswarm.broker.allowance import Allowance
@@ -96,12 +96,6 @@ TOO_MANY_OF_ACCOUNT = "their accounts have more than they may", "its account has
 # Those that are heard out, and stay, are looked at so often.
 SETTLE_AGAIN_S = 0.02
 
-# A reload waits for so many comparisons of passwords with their hashes, of 0.1 s each; other clients log in again. One
-# that cannot be made, because too much waits to be compared, is tried again so often.
-MOST_COMPARISONS = 40
-COMPARE_AGAIN_S = 0.1
-COMPARE_ATTEMPTS = 50
-
 # A leaf node waits for a gateway that is being started, until the handshake's timeout.
 GATEWAY_AGAIN_S = 0.05
 
@@ -144,30 +138,6 @@ class _Disconnection:
         self.coming = coming
         self.closed = closed
         self.on_done = on_done
-
-
-class _Comparison:
-    """Clients that a reload may keep wait for a comparison of their password with its hash."""
-
-    __slots__ = ("_on_done", "attempts", "question", "sessions")
-
-    # Turns go by host: behind the log-ins of its clients' own host it would wait for minutes.
-    host = "reload"
-
-    def __init__(self, question: HashedPassword, on_done: Callable[[_Comparison, bool | None], None]) -> None:
-        self.question = question
-        self.sessions: list[ClientSession] = []
-        self.attempts = 0
-        self._on_done = on_done
-
-    @property
-    def is_gone(self) -> bool:
-        """Never: where all have gone it is made all the same, because others are behind it."""
-        return False
-
-    def on_compared(self, _question: HashedPassword, is_same: bool | None) -> None:
-        """It is made, or could not be."""
-        self._on_done(self, is_same)
 
 
 class Clients:
@@ -238,9 +208,7 @@ class Clients:
         self._checks_soon = False
         self._allows_fewer = False  # connections than before, of the reload that is under way
         self._formers: list[dict[str, Authenticator]] = []  # rules from before the reloads that are not over
-        self._comparisons: dict[bytes, _Comparison] = {}  # by their key, the one being made first
-        self._is_comparing = False
-        self._incomparable: set[bytes] = set()  # keys
+        self._comparisons: Comparisons[ClientSession] = Comparisons(self.passwords, self._look_again)
         self._on_reloaded: list[Callable[[], None]] = []
         self._reload_closed: Counter[tuple[str, str]] = Counter()  # how many clients a reload has closed; why
         self._surplus: set[int] = set()  # cids of clients that are being closed, and count no more: see _end_surplus
@@ -1077,7 +1045,7 @@ class Clients:
         if self._unchecked:
             self._checks_soon = True
             asyncio.get_running_loop().call_soon(self._check_some)
-        elif not self._comparisons:
+        elif self._comparisons.are_over:
             self._end_reload()
         self._reactor.finish()
 
@@ -1105,7 +1073,7 @@ class Clients:
         if self._perhaps_surplus:
             self._closes_soon = True
             asyncio.get_running_loop().call_soon(self._close_some_surplus)
-        elif not self._unchecked and not self._comparisons:  # (else the end of what is left comes here again)
+        elif not self._unchecked and self._comparisons.are_over:  # (else the end of what is left comes here again)
             self._allows_fewer = False
             self._forget_rights()
             self._log_closed()
@@ -1122,9 +1090,9 @@ class Clients:
         self._reload_closed.clear()
 
     def _forget_rights(self) -> None:
-        if self._unchecked or self._comparisons:
+        if self._unchecked or not self._comparisons.are_over:
             return
-        self._incomparable.clear()
+        self._comparisons.end()
         if not self._reload_later:
             self.rights.all_follow()
             self._formers.clear()
@@ -1139,48 +1107,18 @@ class Clients:
         rules = self.authenticators[session.kind]
         for former in self._formers:
             question = rules.question_after(former[session.kind], session.admission)
-            if question is not None and question.key not in self._incomparable:
-                comparison = self._comparisons.get(question.key)
-                if comparison is None:
-                    if len(self._comparisons) >= MOST_COMPARISONS:
-                        return False
-                    comparison = _Comparison(question, self._on_compared)
-                    self._comparisons[question.key] = comparison
-                comparison.sessions.append(session)
-                self._compare_next()
+            if question is not None and self._comparisons.wait_for(question, session):
                 return True
         return False
 
-    def _compare_next(self) -> None:
-        """One after another: who logs in has its turn between them."""
-        if self._is_comparing or not self._comparisons:
-            return
-        self._is_comparing = True
-        self._compare(next(iter(self._comparisons.values())))
-
-    def _compare(self, comparison: _Comparison) -> None:
-        comparison.attempts += 1
-        if not self.passwords.ask(comparison.question, comparison):
-            asyncio.get_running_loop().call_soon(self._on_compared, comparison, None)
-
-    def _on_compared(self, comparison: _Comparison, is_same: bool | None) -> None:
-        """Look at those again that have waited; where it could not be made, as if it was not the same."""
-        if is_same is None and comparison.attempts < COMPARE_ATTEMPTS and not self._incomparable:
-            asyncio.get_running_loop().call_later(COMPARE_AGAIN_S, self._compare, comparison)
-            return
-        key = comparison.question.key
-        del self._comparisons[key]
-        self._is_comparing = False
-        if is_same is None:
-            self._incomparable.add(key)
-        for session in comparison.sessions:
+    def _look_again(self, sessions: Iterable[ClientSession]) -> None:
+        """Their passwords have been compared."""
+        for session in sessions:
             if self.open.get(session.connection.cid) is session:
                 self._unchecked.setdefault(session, False)
-        loop = asyncio.get_running_loop()  # (another client's log-in may have brought this about)
-        loop.call_soon(self._compare_next)
         if not self._checks_soon:
             self._checks_soon = True
-            loop.call_soon(self._check_some)
+            asyncio.get_running_loop().call_soon(self._check_some)
 
     def _note_reload(self, session: ClientSession, *, listens: bool) -> None:
         """While it moves its subscriptions stay as they were announced: other shards count with them."""

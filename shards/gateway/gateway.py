@@ -147,7 +147,8 @@ class Gateway:
     ) -> None:
         """Connect to what the new options name, and end what they do not name any more; `users` are theirs.
 
-        `listeners`: the accounts whose stream imports have changed. on_done() is called when leaf nodes get those.
+        `listeners`: the accounts whose stream imports have changed. on_done() is called when leaf nodes get those, and
+        the passwords of all have been compared for which that is due.
         """
         former = _accounts(self._options)
         self._options = options
@@ -168,16 +169,20 @@ class Gateway:
             else:
                 self._remotes.remove(remote)
                 remote.close("it was removed from the configuration")
-        if self._leaf_port is not None:
-            self._leaf_port.reload(options, users)
+        on_part_done = _at_second_call(on_done)
+        if self._leaf_port is None:
+            on_part_done()
+        else:
+            self._leaf_port.reload(options, users, on_part_done)
             if self._routes is not None:
                 self._routes.leaf_url = self._leaf_port.url
         self._dial()
+        self.exchange.forget_accounts()  # (that earlier reloads have removed)
         self._configure_accounts(former)
         if self._routes is not None:
             self._routes.reload(options, has_new_accounts=bool(_accounts(options).keys() - former.keys()))
         renewals = self.exchange.renewals({name.encode("utf-8", "surrogateescape") for name in listeners})
-        self._renewals.append((renewals, on_done))
+        self._renewals.append((renewals, on_part_done))
         if len(self._renewals) == 1:
             self._renew()
 
@@ -309,13 +314,24 @@ class Gateway:
 
     def _opens_loop(self, account: str) -> bool:
         now_s = self._loop.time()
-        if now_s - self._opened_s.get(account, -LOOP_LOOK_S) < LOOP_LOOK_S:
+        self._opened_s = {name: at_s for name, at_s in self._opened_s.items() if now_s - at_s < LOOP_LOOK_S}
+        if account in self._opened_s:
             return False
         self._opened_s[account] = now_s
         return True
 
     def _flush(self) -> None:
         self._loop.call_soon(self._reactor.finish)
+
+
+def _at_second_call(call: Callable[[], None]) -> Callable[[], None]:
+    """What is to be called twice, and calls this then."""
+    calls = iter((_do_nothing, call))
+    return lambda: next(calls)()
+
+
+def _do_nothing() -> None:
+    """Something else is waited for."""
 
 
 def _accounts(options: Options) -> dict[str, Account]:

@@ -389,10 +389,10 @@ class HubSession(LeafConnection):
         return self.connect is not None and bool(self.connect.gnatswarm)
 
     @costs_its_connection
-    def reload(self, *, may_wait: bool = True) -> None:
+    def reload(self) -> None:
         """The rules for log-ins have changed: it is closed if it would not be here under these.
 
-        It stays as it was while its password is compared with a hash, unless that was tried (not `may_wait`).
+        It stays as it was while its password is compared with a hash: then it comes here again.
         So it is if its rights or its isolation have changed, and comes back: then each end has told the other all that
         it may be told and no more, and nothing that was on its way is a violation of rights of which the leaf node had
         not heard.
@@ -409,7 +409,7 @@ class HubSession(LeafConnection):
         if self.admission is None:
             return
         identity = self._owner.authenticator.readmit(self.admission)
-        if identity is None and may_wait and self._owner.compares_anew(self, self.admission):
+        if identity is None and self._owner.compares_anew(self, self.admission):
             return
         if identity is None or self._owner.account_of(identity) != self.account:
             logger.error("%s - the configuration does not admit it any more", self)

@@ -18,6 +18,7 @@ from gnatswarm.broker.access.user_index import UserIndex
 from gnatswarm.broker.errors import CloseReason
 from gnatswarm.broker.frozen import RecordRefused
 from gnatswarm.broker.info import advertised
+from gnatswarm.shards.clients.comparisons import Comparisons
 from gnatswarm.shards.clients.passwords import Passwords
 from gnatswarm.shards.gateway.addresses import own_urls, websocket_urls
 from gnatswarm.shards.gateway.hub import HubSession
@@ -25,9 +26,9 @@ from gnatswarm.shards.gateway.waiting import Waiting
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Set
+    from collections.abc import Callable, Iterable, Set
 
-    from gnatswarm.broker.access.auth import Admission, HashedPassword, Identity
+    from gnatswarm.broker.access.auth import Admission, Identity
     from gnatswarm.broker.access.certificate_names import CertificateNames
     from gnatswarm.broker.exchange import Exchange
     from gnatswarm.broker.options import Options
@@ -72,26 +73,6 @@ class ArrivedLeafNode(Protocol):
         """The names in its certificate; None: it has none, or nobody wanted to know."""
 
 
-class _Reloaded:
-    """A leaf node that a reload may keep waits for a comparison of its password with its hash."""
-
-    # Turns go by host: behind the log-ins of leaf nodes at its own it would wait for long.
-    host = "reload"
-
-    def __init__(self, session: HubSession, on_done: Callable[[HubSession, bool | None], None]) -> None:
-        self._session = session
-        self._on_done = on_done
-
-    @property
-    def is_gone(self) -> bool:
-        """Never: the port counts how many wait."""
-        return False
-
-    def on_compared(self, _question: HashedPassword, is_same: bool | None) -> None:
-        """It is made, or could not be."""
-        self._on_done(self._session, is_same)
-
-
 class LeafPort:
     """The leaf nodes of one broker.
 
@@ -134,7 +115,8 @@ class LeafPort:
         self._next_id = next_id
         self._configure(options, UserIndex(options.users))
         self._formers: list[Authenticator] = []  # rules from before the reloads after which passwords are compared
-        self._compared_anew = 0  # leaf nodes for which that is under way
+        self._comparisons: Comparisons[HubSession] = Comparisons(self.passwords, self._look_again)
+        self._on_reloaded: list[Callable[[], None]] = []
 
     def _configure(self, options: Options, users: UserIndex) -> None:
         leafnodes = options.leafnodes
@@ -183,35 +165,37 @@ class LeafPort:
             )
             self.certificate_rule = certificate_rule(tls, context)
 
-    def reload(self, options: Options, users: UserIndex) -> None:
-        """Use the new options, with these users; leaf nodes that they do not admit are closed."""
+    def reload(self, options: Options, users: UserIndex, on_done: Callable[[], None]) -> None:
+        """Use the new options, with these users; leaf nodes that they do not admit are closed.
+
+        on_done() is called when they hold for all that there are: some wait until their passwords have been compared.
+        """
         self._formers.append(self.authenticator)
         self._configure(options, users)
-        for session in list(self.sessions):
-            session.reload()
+        self._on_reloaded.append(on_done)
+        for session in self.sessions:
             session.set_pings(self.limits.ping_interval_s, self.limits.ping_max)
-        self._forget_formers()
-        self.flush()
+        self._look_again(list(self.sessions))
 
     def compares_anew(self, session: HubSession, admission: Admission) -> bool:
         """Whether its password, plain before a reload, is compared with a hash now: session.reload() follows."""
         for former in self._formers:
             question = self.authenticator.question_after(former, admission)
-            if question is not None and self.passwords.ask(question, _Reloaded(session, self._on_compared_anew)):
-                self._compared_anew += 1
+            if question is not None and self._comparisons.wait_for(question, session):
                 return True
         return False
 
-    def _on_compared_anew(self, session: HubSession, is_same: bool | None) -> None:
-        self._compared_anew -= 1
-        if not session.is_gone:
-            session.reload(may_wait=is_same is not None)
-        self._forget_formers()
+    def _look_again(self, sessions: Iterable[HubSession]) -> None:
+        for session in sessions:
+            if not session.is_gone:
+                session.reload()
         self.flush()
-
-    def _forget_formers(self) -> None:
-        if not self._compared_anew:
+        if self._comparisons.are_over:
+            self._comparisons.end()
             self._formers.clear()
+            told, self._on_reloaded = self._on_reloaded, []
+            for on_done in told:
+                self._loop.call_soon(on_done)  # behind the end of who is closed
 
     def close(self) -> None:
         """End all connections."""

@@ -1115,6 +1115,38 @@ def test_own_interest_that_no_shard_could_be_told_is_none():
     cluster.close()
 
 
+@pytest.mark.parametrize("is_connected", [True, False])
+def test_nothing_is_kept_of_an_account_that_is_forgotten(*, is_connected: bool):
+    """Neither what shows loops, nor which answers are wanted: another server is told so no more, if it was."""
+    cluster = Members(1, fenced=False)
+    member = cluster.members[0]
+    exchange, shard = member.exchange, member.mesh.ends[member.gateway, 0]
+    mesh: Any = member.mesh.engines[member.gateway].probe.mesh
+    mesh.account(b"A")
+    loops = {account: exchange.loop_subject(account) for account in (b"A", b"$G")}
+    end = server(cluster, "route", b"RS+ A a")
+    assert shard.socket is not None
+    shard.engine.probe.feed(shard.socket, b"RMSG A a _R_.00AAAAAAAA.0000x 1\r\nx\r\n")
+    end.engine.probe.feed(end.socket, b"RS- A a\r\nRS+ $G b\r\n")  # (a link holds the account that it named last)
+    shard.engine.probe.feed(shard.socket, b"RMSG $G b 1\r\nx\r\n")
+    cluster.settle()
+    if not is_connected:
+        end.link.leave()
+        cluster.settle()
+    for forgets in False, True:
+        if forgets:
+            assert mesh.forget_accounts({b"$G"}) == 0
+        exchange.forget_accounts()
+        cluster.settle()
+        told = [line for line in bytes(end.socket.sent).split(b"\r\n") if b"_R_." in line and b"MSG" not in line]
+        is_taken_back = is_connected and forgets
+        assert told == [b"RS%b A _R_.00AAAAAAAA.>" % sign for sign in (b"+", b"-")[: 1 + is_taken_back]]
+        assert (exchange.loop_subject(b"$G"), exchange.loop_subject(b"A") == loops[b"A"]) == (loops[b"$G"], not forgets)
+    mesh.account(b"A")
+    assert b"_R_." not in bytes(server(cluster, "route", b"RS+ A a").socket.sent)
+    cluster.close()
+
+
 def test_ever_new_reply_subjects_of_a_server_are_told_as_one_pattern():
     """It is bounded what a leaf node is told, and each request comes after what leads to the answer to it."""
     cluster = Members(1, fenced=False)

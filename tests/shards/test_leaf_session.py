@@ -14,6 +14,7 @@ from gnatswarm.broker.access.connect import ClientOptions
 from gnatswarm.broker.access.user_index import UserIndex
 from gnatswarm.broker.limits import Limits
 from gnatswarm.broker.options import ClientTls, LeafRemote, Options
+from gnatswarm.shards.clients import comparisons
 from gnatswarm.shards.gateway import words
 from gnatswarm.shards.gateway.hub import HubSession
 from gnatswarm.shards.gateway.leaf import LeafSession
@@ -159,10 +160,10 @@ def test_a_leaf_node_whose_certificate_the_rules_refuse_is_closed(caplog: pytest
 
 
 def reload_hub(session: Any, options: Options) -> None:
-    port: Any = SimpleNamespace(sessions=[session], limits=options.limits, flush=lambda: None)
-    port.authenticator, port._formers = None, []
-    port._configure = port._forget_formers = lambda *_: None
-    LeafPort.reload(port, options, UserIndex(()))
+    port: Any = SimpleNamespace(sessions=[session], limits=options.limits, authenticator=None)
+    port._formers, port._on_reloaded = [], []
+    port._configure = port._look_again = lambda *_: None
+    LeafPort.reload(port, options, UserIndex(()), lambda: None)
 
 
 def reload_leaf_node(session: Any, options: Options) -> None:
@@ -213,12 +214,17 @@ def test_a_reload_reads_the_systems_authorities_anew() -> None:
         assert (remote._context is not None) is is_kept
 
 
-def test_a_reload_while_passwords_of_the_one_before_are_compared_has_them_compared_again() -> None:
+def test_a_reload_while_passwords_of_the_one_before_are_compared_has_them_compared_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The rules under which they were plain are known until all of them have been."""
+    loop: Any = SimpleNamespace(call_soon=lambda call, *given: call(*given))
+    monkeypatch.setattr(comparisons, "asyncio", SimpleNamespace(get_running_loop=lambda: loop))
+    monkeypatch.setattr(comparisons, "COMPARE_ATTEMPTS", 1)
     hashed = Options(auth_user="h", auth_password="$2a$04$" + "x" * 53)
     nothing: Any = None
     port = LeafPort(
-        nothing,
+        loop,
         nothing,
         nothing,
         nothing,
@@ -234,17 +240,17 @@ def test_a_reload_while_passwords_of_the_one_before_are_compared_has_them_compar
     admission = port.authenticator.examine(ClientOptions(user="h", password="secret"))
     assert isinstance(admission, Admission)
     passwords: Any = Mock()
-    port.passwords = passwords
-    session: Any = SimpleNamespace(is_gone=False, set_pings=lambda *_: None)
+    port.passwords = port._comparisons._passwords = passwords
     waits: list[bool] = []
-    session.reload = lambda *, may_wait=True: waits.append(may_wait and port.compares_anew(session, admission))
+    session: Any = Mock(is_gone=False, reload=lambda: waits.append(port.compares_anew(session, admission)))
     port.sessions.append(session)
-    for _ in range(2):
-        port.reload(hashed, UserIndex())
-    assert waits == [True, True]
-    for asked in passwords.ask.call_args_list:
-        question, waiter = asked.args
-        waiter.on_compared(question, None)
-    assert waits == [True, True, False, False]
-    port.reload(hashed, UserIndex())
-    assert waits[4:] == [False]
+    done: list[int] = []
+    for number in range(2):
+        port.reload(hashed, UserIndex(), lambda number=number: done.append(number))  # type: ignore[misc]
+    assert (waits, done) == ([True, True], [])
+    [asked] = passwords.ask.call_args_list
+    question, waiter = asked.args
+    waiter.on_compared(question, None)  # it cannot be made
+    assert (waits, done) == ([True, True, False], [0, 1])
+    port.reload(hashed, UserIndex(), lambda: done.append(2))
+    assert (waits[3:], done) == ([False], [0, 1, 2])

@@ -35,7 +35,7 @@ from gnatswarm.broker.options import (
 )
 from gnatswarm.shards.boundary.control import ClusterNews
 from gnatswarm.shards.clients import clients as clients_module
-from gnatswarm.shards.clients import hearing, passwords
+from gnatswarm.shards.clients import comparisons, hearing, passwords
 from gnatswarm.shards.clients.clients import (
     BUSY_AT_ONCE,
     ENTRIES_COUNT_AS_CLIENT,
@@ -915,7 +915,7 @@ async def test_passwords_of_a_reload_are_compared_one_after_another_and_each_cli
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Three users, of whom two stay, and one whose comparison cannot be made."""
-    monkeypatch.setattr(clients_module, "COMPARE_ATTEMPTS", 2)
+    monkeypatch.setattr(comparisons, "COMPARE_ATTEMPTS", 2)
     house = OneShard(three_users("a", "b", "c"))
     try:
         clients = [house.connect() for _ in range(3)]
@@ -946,7 +946,7 @@ async def test_of_passwords_of_a_reload_so_many_are_compared_also_where_others_w
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Where their host has 64 log-ins that wait, they were all closed in a moment."""
-    monkeypatch.setattr(clients_module, "MOST_COMPARISONS", 2)
+    monkeypatch.setattr(comparisons, "MOST_COMPARISONS", 2)
     house = OneShard(three_users("a", "a", "a"))
     try:
         clients = [house.connect() for _ in range(3)]
@@ -977,7 +977,7 @@ async def test_what_one_reload_could_not_compare_the_next_one_does_also_while_a_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It was closed without a comparison, as long as any client was on its way to another shard."""
-    monkeypatch.setattr(clients_module, "COMPARE_ATTEMPTS", 1)
+    monkeypatch.setattr(comparisons, "COMPARE_ATTEMPTS", 1)
     plain, hashed = three_users("a", "b", "c"), three_users(HASHES["a"], "b", "c")
     house = OneShard(plain)
     try:

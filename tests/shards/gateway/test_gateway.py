@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import threading
 from collections.abc import AsyncIterator, Iterator
 from unittest.mock import Mock
 
 import pytest
 
+from gnatswarm.broker.access.auth import NOBODY, Admission, HashedPassword
 from gnatswarm.broker.access.user_index import UserIndex
 from gnatswarm.broker.options import (
     Account,
@@ -19,11 +22,13 @@ from gnatswarm.broker.options import (
     LeafRemote,
     Mapping,
     Options,
+    User,
     each_file_once,
 )
 from gnatswarm.shards.boundary.control import ServerPort
+from gnatswarm.shards.clients import comparisons, passwords
 from gnatswarm.shards.gateway.gateway import Gateway
-from tests.support.one_shard import OneShard
+from tests.support.one_shard import Client, OneShard
 from tests.support.turns import until
 
 SERVICE = Account("A", exports=(Export("help", is_service=True),))
@@ -34,7 +39,7 @@ MAPPED = Account("C", mappings=(Mapping("here", (("there", 100),)),))
 class Process:
     """A gateway that is not started, whose exchange notes what it is told to want."""
 
-    def __init__(self, house: OneShard, options: Options) -> None:
+    def __init__(self, house: OneShard, options: Options, **ports: ServerPort) -> None:
         shard = house.shard
         self.gateway = Gateway(
             asyncio.get_running_loop(),
@@ -44,7 +49,7 @@ class Process:
             options,
             server_id="N",
             server_name="N",
-            ports={"cluster": ServerPort(-1, "127.0.0.1", 1)} if options.cluster.port else {},
+            ports={"cluster": ServerPort(-1, "127.0.0.1", 1)} if options.cluster.port else ports,
             clients_at=("127.0.0.1", 4222),
             websocket_port=0,
             known_routes=[],
@@ -91,6 +96,25 @@ async def test_an_account_that_is_configured_no_more_wants_nothing(house: OneSha
     assert sorted(process.told) == [(b"B", set()), (b"C", set())]
 
 
+async def test_a_reload_forgets_what_is_left_of_accounts_that_earlier_ones_have_removed(house: OneShard) -> None:
+    gateway = Process(house, Options()).gateway
+    gateway._is_started = True
+    names = b"$G", b"GONE"
+    before = [gateway.exchange.loop_subject(name) for name in names]
+    gateway.reload(Options(), UserIndex(), set())
+    after = [gateway.exchange.loop_subject(name) for name in names]
+    assert (after[0] == before[0], after[1] == before[1]) == (True, False)
+
+
+async def test_of_two_that_find_a_loop_one_is_closed_whatever_was_long_ago(
+    house: OneShard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway = Process(house, Options()).gateway
+    monkeypatch.setattr(gateway, "_loop", Mock(time=Mock(side_effect=[1.0, 1.5, 2.9, 3.1, 3.2])))
+    assert [gateway._opens_loop(name) for name in "AABAB"] == [True, False, True, True, False]
+    assert gateway._opened_s == {"A": 3.1, "B": 2.9}
+
+
 async def test_a_reload_is_over_when_leaf_nodes_get_the_streams_of_now(house: OneShard) -> None:
     gateway = Process(house, Options()).gateway
     gateway._is_started = True
@@ -121,3 +145,86 @@ async def test_after_a_reload_each_hub_is_dialled_once_also_where_several_name_o
     assert [remote.remote for remote in gateway._remotes] == remotes
     gateway.reload(Options(), UserIndex(), set())
     assert not gateway._remotes
+
+
+LEAF_NODES = "abc"
+PLAIN, HASHED = (
+    Options(users=tuple(User(name, secret + name) for name in LEAF_NODES), leafnodes=LeafNodes(port=-1))
+    for secret in ("secret", "$2b$04$" + "h" * 52)
+)
+
+
+class Port:
+    """The port for leaf nodes of a gateway."""
+
+    def __init__(self, house: OneShard) -> None:
+        listening = socket.create_server(("127.0.0.1", 0))
+        listening.setblocking(False)
+        self.at: tuple[str, int] = listening.getsockname()
+        self.gateway = Process(house, PLAIN, leafnodes=ServerPort(listening.detach(), *self.at)).gateway
+        self.gateway.start()
+        port = self.gateway._leaf_port
+        assert port is not None
+        self.port = port
+
+    async def connect(self, name: str) -> Client:
+        there = socket.create_connection(self.at)
+        there.setblocking(False)
+        leaf = Client(there)
+        await leaf.wait(b"\r\n")
+        accepted = b'"remote_account":"$G"'
+        words = f'CONNECT {{"user":"{name}","pass":"secret{name}","name":"{name}"}}\r\n'
+        assert accepted in await leaf.talk(words.encode(), accepted)
+        await leaf.wait(b"\r\n")
+        return leaf
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+async def test_a_reload_is_over_when_passwords_of_leaf_nodes_have_been_compared(
+    house: OneShard, monkeypatch: pytest.MonkeyPatch, *, is_right: bool
+) -> None:
+    """Who asked for it was told that it was, while a leaf node was still connected that had to go."""
+    may_compare = threading.Event()
+    monkeypatch.setattr(passwords, "is_same", lambda *_: may_compare.wait(20) and is_right)
+    there = Port(house)
+    leaf = await there.connect("a")
+    done: list[int] = []
+    there.gateway.reload(HASHED, UserIndex(HASHED.users), set(), lambda: done.append(1))
+    there.gateway.reload(HASHED, UserIndex(HASHED.users), set(), lambda: done.append(2))
+    await leaf.talk(b"PING\r\n")
+    assert not done
+    may_compare.set()
+    await until(lambda: done)
+    assert done == [1, 2] and [session.is_gone for session in there.port.sessions] == [False] * is_right
+    if is_right:
+        assert (await leaf.talk(b"PING\r\n")).endswith(b"PONG\r\n")
+    else:
+        assert b"Authorization Violation" in await leaf.wait(b"Violation")
+    there.gateway.close()
+
+
+async def test_leaf_nodes_stay_through_a_reload_also_while_as_many_log_in_as_may_wait(
+    house: OneShard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their passwords are the same: those gave way to the log-ins, and their leaf nodes were cut."""
+    may_compare = threading.Event()
+    monkeypatch.setattr(passwords, "is_same", lambda *_: may_compare.wait(20))
+    monkeypatch.setattr(comparisons, "COMPARE_AGAIN_S", 0.001)
+    there = Port(house)
+    leaf_nodes = [await there.connect(name) for name in LEAF_NODES]
+
+    def log_in(number: int) -> None:
+        question = HashedPassword(Admission(NOBODY), "", "$2b$", b"%d" % number)
+        assert there.port.passwords.ask(question, Mock(is_gone=False, host=f"10.0.0.{number}"))
+
+    for number in range(passwords.MOST_WAITING):
+        log_in(number)
+    done: list[bool] = []
+    there.gateway.reload(HASHED, UserIndex(HASHED.users), set(), lambda: done.append(True))
+    for number in range(100, 110):
+        log_in(number)
+    may_compare.set()
+    await until(lambda: done)
+    for leaf in leaf_nodes:
+        assert (await leaf.talk(b"PING\r\n")).endswith(b"PONG\r\n")
+    there.gateway.close()
