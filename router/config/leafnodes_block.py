@@ -70,6 +70,7 @@ class LeafNodesBlock:
         self.notices: list[Problem] = []
         self._reconnect_s = LeafRemote(urls=()).reconnect_s
         self._without_password: list[Position] = []
+        self._authorities: set[bytes] = set()  # what is in their files: to read a system's takes 20 ms
         if not isinstance(entry.value, Block):
             what = f"Expected map to define {entry.key}, got {entry.value.kind}"
             self._problem(entry.at, what, f"write {entry.key} {{ remotes [ {{ url: … }} ] }}")
@@ -327,7 +328,8 @@ class LeafNodesBlock:
         if block.problems:
             return ClientTls()
         settings: dict[str, Any] = {name.removeprefix("tls."): value for name, value in block.settings.items()}
-        return with_client_certificates(ClientTls(is_on=True, **settings), entry.at, self.problems, self.notices)
+        tls = ClientTls(is_on=True, **settings)
+        return with_client_certificates(tls, entry.at, self.problems, self.notices, self._authorities)
 
     def _subjects(self, entry: Entry) -> tuple[str, ...]:
         items: list[Node] = entry.value.items if isinstance(entry.value, List) else [entry.value]

@@ -17,6 +17,7 @@ from gnatswarm.broker.exchange import Exchange
 from gnatswarm.broker.jetstream import accounts_with_jetstream
 from gnatswarm.broker.options import GLOBAL_ACCOUNT, Account
 from gnatswarm.shards.gateway.doors import Doors
+from gnatswarm.shards.gateway.hub_contexts import HubContexts
 from gnatswarm.shards.gateway.leaf_connection import LOOP_LOOK_S
 from gnatswarm.shards.gateway.leaf_port import LeafPort
 from gnatswarm.shards.gateway.leaving import Leaving
@@ -98,6 +99,7 @@ class Gateway:
                 events=self._events,
             )
         self._remotes: list[Remote] = []
+        self._hub_contexts = HubContexts()
         self._is_started = False
         self._ports = ports
         self._websocket_port = websocket_port
@@ -160,6 +162,7 @@ class Gateway:
             on_done()
             return
         wanted = list(options.leafnodes.complete_remotes)
+        self._hub_contexts.reload(one.tls for one in wanted)
         for remote in list(self._remotes):
             before = remote.remote.apart_from_files
             same = next((one for one in wanted if one.apart_from_files == before), None)
@@ -300,6 +303,7 @@ class Gateway:
                         self._cluster_name,
                         self._next_id,
                         self._events,
+                        self._hub_contexts,
                     )
                 )
 

@@ -26,10 +26,11 @@ from gnatswarm.shards.sockets.gate import Gate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from ssl import SSLContext, SSLObject
+    from ssl import SSLObject
 
     from gnatswarm.broker.exchange import Exchange
     from gnatswarm.broker.options import LeafRemote, Options
+    from gnatswarm.shards.gateway.hub_contexts import HubContexts
     from gnatswarm.shards.gateway.server_events import ServerEvents
     from gnatswarm.shards.gateway.words import Identity, ServerInfo
     from gnatswarm.shards.sockets.frames import Frames
@@ -169,12 +170,14 @@ class Remote:
         cluster_name: Callable[[], str],
         next_id: Callable[[], int],
         events: ServerEvents,
+        contexts: HubContexts,
     ) -> None:
         self._loop = loop
         self._reactor = reactor
         self._exchange = exchange
         self._identity = identity
         self._options = options
+        self._contexts = contexts
         self.remote = remote
         self.flush = flush
         self.opens_loop = opens_loop
@@ -182,7 +185,6 @@ class Remote:
         self._next_id = next_id
         self.events = events
         self.session: LeafSession | None = None
-        self._context: SSLContext | None = None  # made for the first dial with TLS
         self._configured = [address_of(url, 7422) for url in remote.urls]
         self._discovered: list[Address] = []
         self._failures = 0
@@ -208,8 +210,7 @@ class Remote:
         the options refuse.
         """
         self._options = options
-        if remote != self.remote or not remote.tls.ca_file:
-            self.remote, self._context = remote, None
+        self.remote = remote
         if self.session is not None:
             self.session.reload()
             self.session.set_pings(options.limits.ping_interval_s, options.limits.ping_max)
@@ -306,7 +307,7 @@ class Remote:
         """
         from gnatswarm.shards.clients.certificate_rule import certificate_rule
 
-        context = self._tls_context()
+        context = self._contexts.of(self.remote.tls)
         rules = [certificate_rule(one, context) for one in (self.remote.tls, self._options.leafnodes.tls)]
         return next((why for rule in rules if rule is not None and (why := rule.objection(tls))), "")
 
@@ -362,15 +363,7 @@ class Remote:
         if not (is_wanted or tls.is_on or address.tls):
             return Gate(timeout_s=tls.timeout_s, frames=frames) if frames is not None else None
         name = name_for_tls(address.host, [one.host for one in self._configured])
-        return Gate(context=self._tls_context(), timeout_s=tls.timeout_s, server_hostname=name, frames=frames)
-
-    def _tls_context(self) -> SSLContext:
-        if self._context is None:
-            # Imported here, so that a hub without TLS does not load ssl.
-            from gnatswarm.shards.boundary.certificates import client_context
-
-            self._context = client_context(self.remote.tls, is_insecure=self.remote.tls.insecure)
-        return self._context
+        return Gate(context=self._contexts.of(tls), timeout_s=tls.timeout_s, server_hostname=name, frames=frames)
 
     def _frames(self, address: Address) -> Callable[[FrozenFrames | None], Frames]:
         """Makes the WebSocket state of a connection to this address."""

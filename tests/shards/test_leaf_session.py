@@ -13,7 +13,7 @@ from gnatswarm.broker.access.auth import Admission
 from gnatswarm.broker.access.connect import ClientOptions
 from gnatswarm.broker.access.user_index import UserIndex
 from gnatswarm.broker.limits import Limits
-from gnatswarm.broker.options import ClientTls, LeafRemote, Options
+from gnatswarm.broker.options import LeafRemote, Options
 from gnatswarm.shards.clients import comparisons
 from gnatswarm.shards.gateway import words
 from gnatswarm.shards.gateway.hub import HubSession
@@ -203,15 +203,6 @@ def test_a_hub_that_is_this_broker_is_left_alone_for_long_also_where_its_session
     ended: Any = SimpleNamespace(has_lasted=False, is_accepted=False, address="h:7422")
     remote.on_ended(ended, objection, wait_long=False)
     assert objection == "this broker itself listens there" and remote._waits_long
-
-
-def test_a_reload_reads_the_systems_authorities_anew() -> None:
-    remote: Any = Remote.__new__(Remote)
-    here, named = (LeafRemote(urls=("tls://h:7422",), tls=ClientTls(ca_file=file)) for file in ("", "ca.pem"))
-    for one, is_kept in ((here, False), (named, True)):
-        remote.remote, remote._context, remote.session = one, "context", None
-        remote.reload(Options(), one)
-        assert (remote._context is not None) is is_kept
 
 
 def test_a_reload_while_passwords_of_the_one_before_are_compared_has_them_compared_again(
