@@ -170,6 +170,8 @@ cdef class Mark:
 
     cdef int add(self, Sublist sublist, bytes subject, bytes queue, uint32_t members, bint awaits_new) except -1
     cdef Sublist sublist_of(self, const GroupShift *shift)
+    cdef bint is_heard(self) except -1
+    cdef list of_each_group(self)
     cdef int change(self, uint32_t *cursor, int shard, uint32_t start, uint32_t most, bint hears) except -1
     cdef int tell_differences(self) except -1
     cdef int tell(self, uint32_t number, int shard, uint32_t *cursor, uint32_t start, uint32_t then) except -1

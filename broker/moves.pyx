@@ -1008,15 +1008,6 @@ cdef uint32_t told_of(const QueueGroup *group, uint32_t shard) noexcept:
     return 0
 
 
-cdef bint is_newest(const GroupShift *shift) noexcept:
-    """Whether its group has no later one of its move: what is done for each group is done with this one. A client may
-    have a million members in one group, and so many shifts of it."""
-    cdef const GroupShift *first = shift.group.shifts
-    while first.state != shift.state:
-        first = first.next
-    return first == shift
-
-
 cdef class Mark:
     """A sibling's move of which this shard shifts counts, or will, and which it has marked, or will."""
 
@@ -1064,6 +1055,28 @@ cdef class Mark:
             self.sublists = list(self.accounts)
         return <Sublist>self.sublists[shift.account]
 
+    cdef bint is_heard(self) except -1:
+        """Whether somebody here hears of siblings' members: the gateway's servers do."""
+        cdef Sublist sublist = <Sublist>next(iter(self.accounts), None)
+        return sublist is not None and sublist.sink.hears_remote
+
+    cdef list of_each_group(self):
+        """The number of one shift of each group: a client may have a million members in one group, and so thousands of
+        shifts of it, and another one that moves meanwhile as many, which may be in front of these."""
+        cdef list found = []
+        cdef set behind = set()   # addresses of groups
+        cdef const GroupShift *newest
+        cdef uint32_t i
+        for i in range(self.n_over, self.n):
+            newest = self.shifts[i].group.shifts
+            if newest.state == &self.state:
+                if newest == self.shifts[i]:
+                    found.append(i)
+            elif <size_t>self.shifts[i].group not in behind:
+                behind.add(<size_t>self.shifts[i].group)
+                found.append(i)
+        return found
+
     cdef int change(self, uint32_t *cursor, int shard, uint32_t start, uint32_t most, bint hears) except -1:
         """The shifts on one side hold, from `start` on, or (NO_SHIFT) none holds any more. `hears`: who hears of
         siblings' members hears of each (else there are as many on the other side). What matches is looked up anew: for
@@ -1071,10 +1084,9 @@ cdef class Mark:
         cdef GroupShift *shift
         cdef Sublist sublist
         cdef uint32_t i, before = cursor[0]
-        if hears:
-            for i in range(self.n_over, self.n):
-                if is_newest(self.shifts[i]):
-                    self.tell(i, shard, cursor, before, start)
+        if hears and self.is_heard():
+            for i in self.of_each_group():
+                self.tell(i, shard, cursor, before, start)
         cursor[0] = start
         if self.n <= most:
             for i in range(self.n_over, self.n):
@@ -1088,15 +1100,13 @@ cdef class Mark:
     cdef int tell_differences(self) except -1:
         """The shifts are about to hold on both sides. Who hears of siblings' members has nothing to hear, but where the
         old shard has not told yet of a member that moves: then there is one more now."""
-        cdef Sublist sublist = <Sublist>next(iter(self.accounts), None)
+        cdef Sublist sublist
         cdef QueueGroup *group
         cdef int64_t less
         cdef uint32_t i, less_before, more_before
-        if sublist is None or not sublist.sink.hears_remote:
+        if not self.is_heard():
             return 0
-        for i in range(self.n_over, self.n):
-            if not is_newest(self.shifts[i]):
-                continue
+        for i in self.of_each_group():
             group = self.shifts[i].group
             self.state.less_from = self.state.more_from = NO_SHIFT
             less_before = told_of(group, self.state.old)
@@ -1114,8 +1124,6 @@ cdef class Mark:
         cdef QueueGroup *group = self.shifts[number].group
         cdef Sublist sublist = self.sublist_of(self.shifts[number])
         cdef uint32_t i, before
-        if not sublist.sink.hears_remote:
-            return 0
         for i in range(group.n_remote):
             if group.remote[i].shard == <uint32_t>shard:
                 cursor[0] = start

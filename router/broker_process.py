@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 
 # A start takes a tenth of a second; more on a busy machine.
 START_DEADLINE_S = 30.0
+LOOKS_EVERY_S = 0.2  # whether one can be asked that cannot be heard
 STOP_DEADLINE_S = 10.0
 MOST_LOG_LINES = 20_000
 _READ_BYTES = 65_536  # of the log, at once
@@ -82,24 +83,41 @@ def dialled(host: str) -> str:
 def _is_ready(process: subprocess.Popen[bytes], notices: socket.socket, until: float) -> bool:
     """Wait until the process sends READY=1 (as to a service manager), has ended, or the time `until` has come.
 
-    Every user of this machine can send something to the socket: what others say does not count.
+    Every user of this machine can send something to the socket, and fill it, so that what the process says is lost.
+    When somebody does, nothing in it counts: the process is ready when it can be asked, and answers when it serves.
     """
+    is_heard = True
     ended = os.pidfd_open(process.pid)
     try:
         poller = select.poll()
         poller.register(notices, select.POLLIN)
         poller.register(ended, select.POLLIN)
         while (left_s := until - time.monotonic()) > 0:
-            ready = {fd for fd, _events in poller.poll(left_s * 1000)}
+            ready = {fd for fd, _events in poller.poll((left_s if is_heard else min(left_s, LOOKS_EVERY_S)) * 1000)}
             if notices.fileno() in ready:
                 text, data, _flags, _address = notices.recvmsg(4096, socket.CMSG_SPACE(_CREDENTIALS.size))
-                if _sender(data) == process.pid and b"READY=1" in text.split(b"\n"):
+                if _sender(data) != process.pid:
+                    is_heard = False
+                    poller.unregister(notices)
+                elif b"READY=1" in text.split(b"\n"):
                     return True
             if ended in ready:
                 return False
+            if not is_heard and _can_be_asked(process.pid):
+                return True
         return False
     finally:
         os.close(ended)
+
+
+def _can_be_asked(pid: int) -> bool:
+    """Whether an operator's request is answered, if it serves."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        try:
+            sock.connect(find(pid, None))
+        except (OSError, NotFound):
+            return False
+    return True
 
 
 def _sender(data: list[tuple[int, int, bytes]]) -> int:

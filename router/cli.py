@@ -35,6 +35,8 @@ COMMANDS = (
     *("doctor", "bench", "report", "ingest", "compact", "place", "suggest-permissions"),
     *("pub", "sub", "req", "reply", "events", "completion", "config"),
 )
+# They have a running broker do something, and wait for its end.
+ACT = ("scale", "rebalance", "restart", "upgrade", "reload")
 SPARK = ("report", "ingest", "compact", "place", "suggest-permissions")
 # A client for the terminal: a separate program, like the load generator.
 TALK = ("pub", "sub", "req", "reply", "events")
@@ -246,10 +248,37 @@ def _operate(line: CommandLine, program: str) -> int:
     if is_default:  # Python would notice a ^C that comes just before a wait only behind it, when the answer has come
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
-        return _ask(asked, program)
+        return _ask_aloud(asked, program) if is_default and asked.command in ACT else _ask(asked, program)
     finally:
         if is_default:
             signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _ask_aloud(asked: OperatorArguments, program: str) -> int:
+    """Ask; at ^C, which must have its default action, say that the broker goes on, and end by it. In the main thread.
+
+    A thread waits for ^C: a handler in Python would run only behind a wait of the main thread that had just begun.
+    """
+    import _thread
+
+    is_over = False
+
+    def wait() -> None:
+        signal.sigwait({signal.SIGINT})
+        if is_over:
+            return
+        _fail(program, f"not waited for: the broker goes on; `{program} status` shows how it stands")
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    waiting = _thread.start_new_thread(wait, ())
+    try:
+        return _ask(asked, program)
+    finally:
+        is_over = True
+        signal.pthread_kill(waiting, signal.SIGINT)  # for that thread alone
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _ask(asked: OperatorArguments, program: str) -> int:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from gnatswarm.router.supervision.broker import SupervisedBroker
     from gnatswarm.router.supervision.notify import Notifier
     from gnatswarm.router.supervision.operator_answers import Disconnections, Partings
-    from gnatswarm.router.supervision.operator_socket import OperatorServer
+    from gnatswarm.router.supervision.operator_server import OperatorServer
     from gnatswarm.router.supervision.placing import Placing
     from gnatswarm.router.supervision.rebalance import Rebalance
 
@@ -132,7 +132,7 @@ class Companions:
         import asyncio
 
         from gnatswarm.router.supervision.operator_answers import Disconnections, OperatorAnswers, Partings
-        from gnatswarm.router.supervision.operator_socket import OperatorServer
+        from gnatswarm.router.supervision.operator_server import OperatorServer
         from gnatswarm.router.supervision.placing import Placing
         from gnatswarm.router.supervision.rebalance import Rebalance
         from gnatswarm.router.supervision.reloader import Reloader

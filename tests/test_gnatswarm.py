@@ -665,6 +665,22 @@ def test_what_a_stranger_says_of_its_start_does_not_count(monkeypatch: pytest.Mo
     broker.stop()
 
 
+def test_who_fills_the_socket_for_words_about_a_start_does_not_hinder_it(monkeypatch: pytest.MonkeyPatch):
+    """What the broker says is lost then: it waited for 30 s, and failed."""
+    start: Any = subprocess.Popen
+
+    def unheard(*args: Any, env: dict[str, str], **rest: Any) -> Any:
+        name = "\0" + env["NOTIFY_SOCKET"].removeprefix("@")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as stranger:
+            stranger.sendto(b"x", name)
+        return start(*args, env={**env, "NOTIFY_SOCKET": "@nobody-hears-this"}, **rest)
+
+    monkeypatch.setattr(subprocess, "Popen", unheard)
+    broker = gnatswarm.BrokerProcess(shards=1).start()
+    publish(broker, "a")
+    broker.stop()
+
+
 def test_one_that_died_is_said_to_have_died():
     broker = gnatswarm.BrokerProcess(shards=1).start()
     os.kill(broker.pid, signal.SIGKILL)

@@ -31,7 +31,7 @@ log = logging.getLogger("gnatswarm.router.handoff")
 
 # A full queue empties within a turn of the shard's loop.
 QUEUE_RETRY_S = 0.005
-# When descriptors run out, accepting again at once would loop at full CPU.
+# When descriptors run out, or the kernel forbids something, trying again at once would loop at full CPU.
 DESCRIPTOR_RETRY_S = 0.1
 
 
@@ -220,7 +220,7 @@ class Handoff:
             lane = self._lanes[shard]
             for start in range(0, len(descriptors), SOCKETS_PER_PACKET):
                 packet = descriptors[start : start + SOCKETS_PER_PACKET]
-                if not send_descriptors(lane.router_end, packet):
+                if not self._send(lane, packet):
                     self._homeless += packet
                     continue
                 lane.sent += len(packet)
@@ -229,6 +229,14 @@ class Handoff:
                     os.close(descriptor)
         if self._homeless and candidates:
             self._wait(QUEUE_RETRY_S)
+
+    def _send(self, lane: Lane, packet: list[int]) -> bool:
+        try:
+            return send_descriptors(lane.router_end, packet)
+        except OSError as error:
+            log.error("Cannot hand connections over: %s; trying again", error.strerror)
+            self._wait(DESCRIPTOR_RETRY_S)
+            return False
 
     def _wait(self, delay_s: float) -> None:
         if self._retry is None and self._loop is not None:

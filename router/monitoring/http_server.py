@@ -132,7 +132,11 @@ class HttpServer:
                 logger.error("cannot accept monitoring connections: %s", os.strerror(error.errno or 0))
                 await asyncio.sleep(ACCEPT_AGAIN_S)
                 continue
-            self._admit(sock, str(address[0]), context)
+            try:
+                self._admit(sock, str(address[0]), context)
+            except Exception:  # an error of ours: it must not be the last connection that is accepted
+                logger.exception("a monitoring connection is not served")
+                sock.close()
             accepted += 1
             if accepted % ACCEPTED_IN_A_TURN == 0:
                 await asyncio.sleep(0)

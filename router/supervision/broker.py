@@ -200,7 +200,7 @@ class SupervisedBroker:
         self.is_leaving = record.is_leaving
         self.rolling = record.rolling
         self.command = record.command
-        self.gaps.take_over(record.gaps)
+        self.gaps.take_over(record.gaps, self.page)
 
     # ---- what the keeper holds for another router
 

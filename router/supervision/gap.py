@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from gnatswarm.router.supervision.shard_process import ShardProcess
     from gnatswarm.shards.boundary.page import Page
-    from gnatswarm.shards.boundary.records import GapRecord
+    from gnatswarm.shards.boundary.records import GapRecord, Record
 
 log = logging.getLogger("gnatswarm.stats")
 
@@ -43,6 +43,9 @@ class Gaps:
         self._remember = remember
         self._left: list[GapRecord] = []  # another router's, which may have written them
         self._waiting: dict[int, GapRecord] = {}  # by shard
+        self._noted_until_us: dict[
+            str, int
+        ] = {}  # by boot: when it last noted a window; not of whom was looked for more
         self._late: set[int] = set()  # shards of which the log says that their row could not be written
         self._writing: _Writing | None = None
         self._next_at = 0.0
@@ -57,8 +60,8 @@ class Gaps:
         rows = [*(self._writing.rows if self._writing else ()), *self._left, *self._waiting.values()]
         return GapsRecord(self.msgs, [msgspec.json.encode(row) for row in rows])
 
-    def take_over(self, record: GapsRecord) -> None:
-        """Go on with what another router has left."""
+    def take_over(self, record: GapsRecord, page: Page) -> None:
+        """Go on with what another router has left, which may have died before the page knew of its last row."""
         self.msgs = record.msgs
         if record.rows:
             import msgspec
@@ -67,13 +70,15 @@ class Gaps:
 
             self._left = [msgspec.json.decode(row, type=records.GapRecord) for row in record.rows]
             self._late = {row.shard for row in self._left}  # as its log said
+            for row in self._left:
+                if page.unrecorded(row.shard)[0] <= row.window_start_us:
+                    page.note_gap(row.shard, _end_us(row))
 
     def note(self, page: Page, process: ShardProcess, server_id: str, directory: str, reason: str) -> None:
         """This process has ended. The row is written in a thread, because a disk may be slow."""
         until_us, missing = page.unrecorded(process.shard)
-        # (Who still wrote after its end, as a relay whose disk had hung, may have written more than was counted.)
-        missing = tuple(max(0, count) for count in missing)
         if not any(missing):
+            page.note_gap(process.shard, until_us)
             return
         self.msgs += missing[0]
         start_us = max(until_us, process.booted_us)
@@ -94,7 +99,10 @@ class Gaps:
             **dict(zip(_COUNTS, missing, strict=True)),
         )
         self._keep(row)
+        self._noted_until_us[row.boot] = until_us
+        # In this order: where this router dies in between, the next one sees on the page that it does not know the row.
         self._remember()
+        page.note_gap(row.shard, _end_us(row))
         self.write(directory, is_urgent=True)
 
     def write(self, directory: str, *, is_urgent: bool = False) -> None:
@@ -107,7 +115,7 @@ class Gaps:
             self._remember()
         if not (self._left or self._waiting) or (time.monotonic() < self._next_at and not is_urgent):
             return
-        writing = _Writing(directory, [*self._left, *self._waiting.values()])
+        writing = _Writing(directory, [*self._left, *self._waiting.values()], self._noted_until_us)
         try:
             writing.thread.start()
         except RuntimeError as error:  # there may be no more threads
@@ -116,6 +124,7 @@ class Gaps:
             return
         self._left.clear()
         self._waiting.clear()
+        self._noted_until_us = {}
         self._writing = writing
 
     def close(self, directory: str) -> None:
@@ -137,13 +146,14 @@ class Gaps:
 
         before = self._waiting.get(row.shard)
         if before is not None:
-            end_us = max(one.window_start_us + one.window_us for one in (before, row))
+            end_us = max(_end_us(one) for one in (before, row))
             start_us = min(before.window_start_us, row.window_start_us)
             sums = {name: getattr(before, name) + getattr(row, name) for name in _COUNTS}
             row = msgspec.structs.replace(row, window_start_us=start_us, window_us=end_us - start_us, **sums)
         self._waiting[row.shard] = row
 
     def _take_back(self, done: _Writing) -> None:
+        self._noted_until_us = done.noted_until_us | self._noted_until_us
         for row, why in done.failed:
             newer = self._waiting.pop(row.shard, None)
             self._keep(row)
@@ -162,13 +172,37 @@ class Gaps:
                 log.error("Statistics: no gap row for shard %d: %s; it is tried again", shard, why)
 
 
+def _without_last_window(directory: str, row: GapRecord, noted_until_us: int) -> GapRecord:
+    """What is missing, where the process was killed after it had written its last window, and before it noted that.
+
+    (Where it is a relay whose disk hangs, it takes that back in the end, and this waits for it.)
+    """
+    import msgspec
+
+    from gnatswarm.shards.boundary import records, statfile
+
+    last = statfile.last_block(directory, statfile.file_name(row.broker, row.shard, row.boot, 0))
+    for line in last.splitlines():
+        if line.startswith(b'{"kind":"shard",'):
+            window = msgspec.json.decode(line, type=records.ShardRecord)
+            there = (
+                *(window.in_msgs + window.refused_msgs, window.in_bytes + window.refused_bytes),
+                *(window.out_msgs, window.out_bytes, window.link_out_msgs, window.link_in_msgs),
+            )
+            left = {name: getattr(row, name) - n for name, n in zip(_COUNTS, there, strict=True)}
+            if _end_us(window) != noted_until_us and min(left.values()) >= 0:
+                return msgspec.structs.replace(row, **left)
+    return row
+
+
 class _Writing:
     """One attempt to write some rows, in a thread; what came of it may be read when that has ended."""
 
-    def __init__(self, directory: str, rows: list[GapRecord]) -> None:
+    def __init__(self, directory: str, rows: list[GapRecord], noted_until_us: dict[str, int]) -> None:
         self.failed: list[tuple[GapRecord, str]] = []
         self.written: list[GapRecord] = []
         self.rows = rows
+        self.noted_until_us = noted_until_us  # as in Gaps; who was looked for is taken out
         self._directory = directory
         self.thread = threading.Thread(target=self._run, name="gap row", daemon=True)
 
@@ -177,15 +211,30 @@ class _Writing:
         return self.rows[len(self.written) + len(self.failed) :]
 
     def _run(self) -> None:
-        for row in self.rows:
+        for number in range(len(self.rows)):
             try:
-                _write(self._directory, row)
+                self._write(number)
             except OSError as error:
-                self.failed.append((row, error.strerror or str(error)))
+                self.failed.append((self.rows[number], error.strerror or str(error)))
             except Exception as error:  # as ImportError without descriptors: nothing may be lost unsaid
-                self.failed.append((row, str(error)))
+                self.failed.append((self.rows[number], str(error)))
             else:
-                self.written.append(row)
+                self.written.append(self.rows[number])
+
+    def _write(self, number: int) -> None:
+        from gnatswarm.shards.boundary import statfile
+
+        row = self.rows[number]
+        statfile.adopt_orphans(self._directory)  # finish its last file, even if the shard is not restarted
+        if row.boot in self.noted_until_us:
+            row = self.rows[number] = _without_last_window(self._directory, row, self.noted_until_us[row.boot])
+            del self.noted_until_us[row.boot]
+        if any(getattr(row, count) for count in _COUNTS):
+            _write(self._directory, row)
+
+
+def _end_us(row: Record) -> int:
+    return row.window_start_us + row.window_us
 
 
 def _write(directory: str, row: GapRecord) -> None:
@@ -194,7 +243,6 @@ def _write(directory: str, row: GapRecord) -> None:
     from gnatswarm.shards.boundary import statfile
 
     name = statfile.file_name(row.broker, f"{row.shard:02d}-gap", row.boot, 0)
-    statfile.adopt_orphans(directory)  # finish its last file, even if the shard is not restarted
     if os.path.exists(os.path.join(statfile.hour_directory(directory, row.window_start_us), name)):
         return  # a router has written it that died then
     file = statfile.StatFile(directory, name, row.window_start_us)

@@ -25,7 +25,6 @@ from gnatswarm.router.supervision.operator_socket import (
     ReloadRequest,
     Reply,
     RestartRequest,
-    Say,
     ScaleRequest,
     UpgradeRequest,
     WhyRequest,
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from gnatswarm.router.config.arrivals import Journey
     from gnatswarm.router.supervision.broker_commands import BrokerCommands, ShardChannels
     from gnatswarm.router.supervision.broker_view import BrokerView
+    from gnatswarm.router.supervision.operator_server import Say
     from gnatswarm.router.supervision.rebalance import Rebalance
     from gnatswarm.router.supervision.reloader import Reloader
     from gnatswarm.router.supervision.rolling import Rolling

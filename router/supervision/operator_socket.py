@@ -1,18 +1,14 @@
-"""The operator's socket of a running router: one JSON line in, one JSON line out, then it closes.
+"""What is said on the operator's socket of a running router: one JSON line in, one JSON line out, then it closes.
 
 What takes long sends lines with `progress` before.
 
 A Unix socket in the broker's private directory (mode 0700), so only the user who runs the broker, and root, can use
 it. It listens before the broker serves (`router.supervision.runtime_files`): a request during the start is answered
-after it. Served by the supervisor, used by `router.commands.operator_commands`, whose processes need neither asyncio
-nor logging: half of what a health check would take.
+after it. Served by `router.supervision.operator_server`, used by `router.commands.operator_commands`, whose processes
+need neither asyncio nor logging: half of what a health check would take.
 """
 
 from __future__ import annotations
-
-import contextlib
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -20,14 +16,7 @@ from gnatswarm.router.config.arrivals import Journey
 from gnatswarm.router.config.reload import Change
 from gnatswarm.router.supervision.broker_view import RuleState
 
-if TYPE_CHECKING:
-    import asyncio
-    import logging
-    import socket
-
-# A request is short; a client that sends none within a second is not one of our commands.
 MAX_REQUEST_BYTES = 4096
-REQUEST_DEADLINE_S = 1.0
 
 # In a broker's environment: "1" lets it part its shards (PartRequest).
 CHAOS_VARIABLE = "GNATSWARM_CHAOS"
@@ -218,8 +207,6 @@ AnyRequest = (
     | FinishRequest
     | FollowRequest
 )
-Say = Callable[[str], None]  # sends a line of progress
-Answer = Callable[[AnyRequest, Say], Awaitable[Reply]]
 _decoder = msgspec.json.Decoder(AnyRequest)
 _encoder = msgspec.json.Encoder()
 
@@ -240,84 +227,15 @@ def decode_reply(line: bytes) -> Reply:
     return msgspec.json.decode(line, type=Reply)
 
 
-class OperatorServer:
-    """Answers requests with the result of the `answer` given to serve(), on one listening socket at a time."""
-
-    def __init__(self) -> None:
-        self._answer: Answer | None = None
-        self._server: asyncio.AbstractServer | None = None
-        self._changing: asyncio.Task[None] | None = None  # a reference, because the loop holds tasks only weakly
-
-    async def serve(self, listening: socket.socket, answer: Answer) -> None:
-        """Serve this listening socket instead of the last one, which is closed; pending answers are still sent."""
-        import asyncio
-
-        self._answer = answer
-        before, self._server = (
-            self._server,
-            await asyncio.start_unix_server(self._on_operator, sock=listening, limit=MAX_REQUEST_BYTES),
-        )
-        if before is not None:
-            before.close()
-
-    def move_to(self, listening: socket.socket) -> None:
-        """Soon serve this listening socket instead; does nothing if none is served yet."""
-        import asyncio
-
-        if self._answer is not None:
-            self._changing = asyncio.get_running_loop().create_task(self.serve(listening, self._answer))
-
-    def close(self) -> None:
-        """Accept no more requests."""
-        if self._server is not None:
-            self._server.close()
-            self._server = None
-
-    async def _on_operator(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        import asyncio
-
-        try:
-            line = await _request_line(reader)
-            if line:
-
-                def send(reply: Reply) -> None:
-                    if not writer.is_closing():  # an operator may go away before the answer
-                        writer.write(_encoder.encode(reply) + b"\n")
-
-                send(await self._answer_line(line, lambda text: send(Reply(progress=text))))
-                with contextlib.suppress(ConnectionError):
-                    await writer.drain()
-        except asyncio.CancelledError:
-            return  # the broker ends; of a task that ends so asyncio would log a traceback
-        finally:
-            writer.close()
-
-    async def _answer_line(self, line: bytes, say: Say) -> Reply:
-        try:
-            request = _decoder.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # (nested too deeply)
-            return Reply(error=f"not a request: {error}")
-        assert self._answer is not None
-        try:
-            return await self._answer(request, say)
-        except Exception as error:  # which nobody expected; who hears nothing would take it for the router's end
-            _log().critical("%s could not be answered", type(request).__name__, exc_info=True)
-            return Reply(error=f"an unexpected error, the log says more: {error!a}")
-
-
-async def _request_line(reader: asyncio.StreamReader) -> bytes:
-    """The line of a request; empty, and logged, if none came in time or it was too long."""
-    import asyncio
-
+def decode_request(line: bytes) -> AnyRequest:
+    """The request in this line. ValueError, with the reason, when it is none."""
     try:
-        async with asyncio.timeout(REQUEST_DEADLINE_S):
-            return await reader.readline()
-    except (TimeoutError, ValueError, ConnectionError) as error:
-        _log().warning("An operator's request was not readable: %s", str(error) or "nothing came")
-        return b""
+        request: AnyRequest = _decoder.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # (nested too deeply)
+        raise ValueError(f"not a request: {error}") from None
+    return request
 
 
-def _log() -> logging.Logger:
-    import logging
-
-    return logging.getLogger("gnatswarm.router.operator")
+def encode_reply(reply: Reply) -> bytes:
+    """The reply as one line."""
+    return _encoder.encode(reply) + b"\n"

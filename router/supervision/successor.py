@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import signal
 import subprocess
@@ -17,6 +18,7 @@ import msgspec
 
 from gnatswarm.broker.version import OWN_VERSION
 from gnatswarm.router.supervision import record
+from gnatswarm.shards.boundary import parentage
 
 # A cold interpreter with all that a shard imports, on a busy machine.
 ANSWERS_WITHIN_S = 20.0
@@ -58,6 +60,7 @@ async def ask(command: Sequence[str], spoken: Mapping[str, int]) -> str:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,  # so that what it starts ends with it
+            preexec_fn=functools.partial(_die_with, os.getpid()),
         )
     except OSError as error:
         raise Unfit(f"cannot run {command[0]}: {error.strerror}") from None
@@ -94,6 +97,13 @@ async def ask(command: Sequence[str], spoken: Mapping[str, int]) -> str:
     if why:
         raise Unfit(f"{shown} (gnatswarm {answer.gnatswarm}) cannot take over: {why}")
     return answer.gnatswarm
+
+
+def _die_with(router: int) -> None:
+    """In the program, before it is one: have it end with the router, also with one that is killed."""
+    parentage.die_with_parent(signal.SIGKILL)
+    if os.getppid() != router:
+        os._exit(1)
 
 
 class _PrintsTooMuch(Exception):

@@ -374,14 +374,20 @@ cdef class Page:
     def unrecorded(self, int shard):
         """For a dead shard: (until when windows are on disk, the six counts that no window contains).
 
-        Those counts are regarded as recorded from now on.
+        A gap row says them, and note_gap() follows. (Who still wrote after its end, as a relay whose disk had hung, may
+        have written more than was counted.)
         """
         cdef ShardSlot* slot = self.slot(shard)
         now = (slot.in_msgs, slot.in_bytes, slot.out_msgs, slot.out_bytes, slot.link_out_msgs, slot.link_in_msgs)
-        missing = tuple([now[i] - slot.recorded[i] for i in range(6)])
+        return slot.recorded_us, tuple([max(0, now[i] - slot.recorded[i]) for i in range(6)])
+
+    def note_gap(self, int shard, uint64_t until_us):
+        """All that a dead shard has counted is in the statistics, or in a gap row that ends then."""
+        cdef ShardSlot* slot = self.slot(shard)
+        now = (slot.in_msgs, slot.in_bytes, slot.out_msgs, slot.out_bytes, slot.link_out_msgs, slot.link_in_msgs)
         for i in range(6):
             page_store(&slot.recorded[i], now[i])
-        return slot.recorded_us, missing
+        page_store(&slot.recorded_us, until_us)
 
     def store(self, int shard, str name, uint64_t value):
         """Write one gauge or counter of the shard's own slot from Python; the compiled writers use the slot itself."""

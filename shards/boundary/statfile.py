@@ -180,14 +180,14 @@ def _names(directory: AnyPath) -> list[str]:
         return []
 
 
-def _adopt(hidden: str, shown: str) -> bool:
+def _adopt(hidden: str, shown: str, *, waits: bool = False) -> bool:
     # Neither what a link points at is ours to cut, nor may a named pipe keep us.
     fd = os.open(hidden, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             return False
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(fd, fcntl.LOCK_EX if waits else fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False  # somebody is writing it
         if not os.path.exists(hidden) or os.stat(hidden).st_ino != os.fstat(fd).st_ino:
@@ -226,6 +226,29 @@ def whole_frames(fd: int) -> int:
                 frame = zstandard.ZstdDecompressor().decompressobj()
         at += len(data)
     return whole
+
+
+def last_block(directory: AnyPath, name: str) -> bytes:
+    """The lines of the last append() to the last file of this name's process, which has ended; b"": it has left none.
+
+    Waits for whoever finishes that file just now.
+    """
+    import zstandard
+
+    of_process, _, _ = name.rpartition("-")  # its files' numbers follow
+    for folder, hidden in [one for one in _files(directory) if one[1].startswith(f".{of_process}-")]:
+        with contextlib.suppress(FileNotFoundError):
+            _adopt(os.path.join(folder, hidden), os.path.join(folder, hidden[1:]), waits=True)
+    found = [os.path.join(*one) for one in _files(directory) if one[1].startswith(f"{of_process}-")]
+    lines = b""
+    if found:
+        with open(max(found, key=os.path.basename), "rb") as file:
+            rest = file.read()
+        while rest:
+            frame = zstandard.ZstdDecompressor().decompressobj()
+            lines = frame.decompress(rest)
+            rest = frame.unused_data
+    return lines
 
 
 def retain(directory: AnyPath, *, max_age_s: float, max_bytes: int, now_s: float) -> int:

@@ -368,16 +368,9 @@ class Clients:
         asyncio.get_running_loop().call_soon(self._give_away, session)
 
     def _give_away(self, session: ClientSession) -> None:
-        """The leaf node goes on in the gateway, if that takes leaf nodes by now."""
-        if session.socket is not None and not session.connection.is_closing:
-            try:
-                self._give_to_gateway(session)
-            except Exception:
-                self._blame(session)
-                self._reactor.finish()
-
-    def _give_to_gateway(self, session: ClientSession) -> None:
-        """But for its TLS. Its session here ends as if it had never been."""
+        """The leaf node goes on in the gateway, but for its TLS: its session here ends as if it had never been."""
+        if session.socket is None or session.connection.is_closing:
+            return
         layered: LayeredSocket = session.socket  # type: ignore[assignment]  # as every socket with WebSocket
         try:
             if self.leaf_way is None:
@@ -390,6 +383,10 @@ class Clients:
         except RecordRefused as error:
             logger.error("%s - %s", session, error)
             layered.kick(CloseReason.CLIENT_CLOSED)
+            return
+        except Exception:  # (behind this nobody else would close its descriptor)
+            self._blame(session)
+            self._reactor.finish()
             return
         del self.open[session.connection.cid]
         self._leaf_nodes.discard(session)

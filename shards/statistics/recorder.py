@@ -329,10 +329,9 @@ class Recorder:
 
     def _put(self, window: dict[str, object], blocks: list[bytes], booked: tuple[int, ...]) -> None:
         start_us, length_us = self._bounds(window)
-        page, shard, until_us = self._page, self._shard, time.time_ns() // 1000
-        self._scribe.put(
-            WindowRows(start_us, start_us + length_us, blocks, lambda: page.note_recorded(shard, until_us, booked))
-        )
+        page, shard, end_us = self._page, self._shard, start_us + length_us
+        # (By this end, as its rows have it, the router sees whether the last window in the file was noted.)
+        self._scribe.put(WindowRows(start_us, end_us, blocks, lambda: page.note_recorded(shard, end_us, booked)))
 
     @staticmethod
     def _bounds(window: dict[str, object]) -> tuple[int, int]:

@@ -1730,8 +1730,12 @@ def test_a_frame_that_says_who_wants_no_echo_serves_plain_interest_once(*, is_ne
     cluster.close()
 
 
-def test_a_server_hears_once_of_a_group_that_moves_however_many_members_in_however_many_parts():
-    """The gateway does once for the group what it did for each of its shifts: a client may have a million members."""
+@pytest.mark.parametrize("others", [0, 5])
+def test_a_server_hears_once_of_a_group_that_moves_however_many_members_in_however_many_parts(others: int):
+    """The gateway does once for the group what it did for each of its shifts: a client may have a million members.
+
+    So may `others` have, in a move that is offered behind this one.
+    """
     cluster = Members(1, fenced=False)
     route = server(cluster, "route")
     mesh = cluster.members[0].mesh
@@ -1741,6 +1745,9 @@ def test_a_server_hears_once_of_a_group_that_moves_however_many_members_in_howev
     for n in range(parts):
         shifts = encoded_shifts((Shift(b"$G", b"a", b"q", 2), Shift(b"$G", b"b.%d" % n, b"q", 1)))
         probe.feed(link, b"MSHIFT 7 5 %d\r\n%b\r\n" % (len(shifts), shifts))  # (shard 7 is dead: it counts nothing)
+    for _ in range(others):
+        shifts = encoded_shifts((Shift(b"$G", b"a", b"q", 2),))
+        probe.feed(link, b"MSHIFT 8 5 %d\r\n%b\r\n" % (len(shifts), shifts))
     begin = len(route.socket.sent)
 
     def told() -> list[bytes]:
@@ -1753,6 +1760,8 @@ def test_a_server_hears_once_of_a_group_that_moves_however_many_members_in_howev
     assert told() == [b"RS+ $G a q 1", b"RS+ $G a q 100"]  # (through 1: see Exchange)
     probe.feed(link, b"MOVED 7 5 0 0\r\n\r\n")
     assert told() == [b"RS+ $G a q 1", b"RS- $G a q"]
+    if others:
+        probe.feed(link, b"MARKQ 8 5 %d\r\nMOVED 8 5 0 0\r\n\r\n" % others)
     assert probe.moves.is_idle
     route.link.leave()
     cluster.close()

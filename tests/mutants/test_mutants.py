@@ -5,10 +5,12 @@ from __future__ import annotations
 import ast
 import functools
 import re
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-from tests.mutants.__main__ import NOT_SEEN, SEEN, counts, is_current, recorded, table
+from tests.mutants.__main__ import NOT_SEEN, SEEN, UNCLEAR, counts, is_current, outcome, recorded, table
 from tests.mutants.faults import Fault, faults
 from tests.mutants.tree import ROOT
 
@@ -77,6 +79,26 @@ def test_a_changed_fault_is_run_again():
     assert is_current(fault, results)
     assert not is_current(a_fault(replace="x = 3"), results)
     assert not is_current(a_fault(tests=("tests/test_make.py",)), results)
+
+
+@pytest.mark.parametrize(
+    ("failing", "found", "by"),
+    [
+        ((), NOT_SEEN, ""),
+        (("t::sees it",), SEEN, "t::sees it"),
+        (("t::bad", "t::sees it"), SEEN, "t::sees it"),
+        (("t::bad",), UNCLEAR, "t::bad: without the fault too"),
+        (("t::bad", "t::bad too", "t::bad as well", "t::sees it"), UNCLEAR, "t::bad, t::bad too, t::bad as well"),
+    ],
+)
+def test_a_test_that_fails_without_the_fault_too_does_not_hide_what_others_see(failing, found, by):
+    """One that did not fit the kinds of brokers here hid all others of its file."""
+    tree: Any = Mock()
+    tree.seen_by.side_effect = lambda _fault, unfit: next((test for test in failing if test not in unfit), None)
+    tree.passes_without.side_effect = lambda test, _fault: "bad" not in test
+    result = outcome(tree, a_fault())
+    assert result["outcome"] == found and result["by"].startswith(by)
+    assert tree.put.call_count == tree.restore.call_count
 
 
 def test_the_table_counts_what_was_seen():

@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.mutants.faults import Fault
@@ -117,15 +118,15 @@ class Tree:
         if done.returncode:
             raise DoesNotBuild((done.stderr or done.stdout)[-2000:])
 
-    def seen_by(self, fault: Fault) -> str | None:
-        """The test that fails with the fault in place; None: all pass. NoTests: no test ran at all."""
+    def seen_by(self, fault: Fault, unfit: Sequence[str] = ()) -> str | None:
+        """The test that fails with the fault in place, but for those that are `unfit`; None: all pass. NoTests."""
         selections: list[tuple[list[str], int]] = []
         if fault.tests:
             selections.append((list(fault.tests), 0))
         if fault.simulation:
             selections.append((["tests/simulation/test_simulation.py"], fault.simulation))
         for tests, schedules in selections:
-            failed = self.run(tests, schedules)
+            failed = self.run(tests, schedules, unfit)
             if failed is not None:
                 return failed
         return None
@@ -141,12 +142,12 @@ class Tree:
         if self.tests is not None:
             os.killpg(self.tests.pid, signal.SIGKILL)
 
-    def run(self, tests: list[str], schedules: int) -> str | None:
-        """The first test that fails, or what else happened; None: all pass."""
+    def run(self, tests: list[str], schedules: int, unfit: Sequence[str] = ()) -> str | None:
+        """The first test that fails, or what else happened; None: all pass. NoTests: none ran. Not those `unfit`."""
         command = [sys.executable, "-P", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:randomly"]
         environment = self.environment | ({"GNATSWARM_SCHEDULES": str(schedules)} if schedules else {})
         with subprocess.Popen(
-            [*command, "--timeout", "120", "--tb", "no", *tests],
+            [*command, "--timeout", "120", "--tb", "no", *(f"--deselect={test}" for test in unfit), *tests],
             cwd=self.root,
             env=environment,
             stdout=subprocess.PIPE,

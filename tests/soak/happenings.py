@@ -182,7 +182,7 @@ async def finish(trial: Trial, dice: random.Random) -> str:
 
 @happening(4)
 async def reload(trial: Trial, dice: random.Random) -> str:
-    lines = [f"max_payload: {dice.randint(2000, 100_000)}"]
+    lines = [f"max_payload: {dice.randint(*trial.world.payloads)}"]
     if dice.random() < 0.3:
         lines.append('placement { after_scale: "even" }')
     if dice.random() < 0.5:

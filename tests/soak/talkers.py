@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 
 from tests.soak.clock import Clock
@@ -25,12 +26,49 @@ PATIENCE_S = 45.0
 BETWEEN_DIALS_S = 0.1
 PACE_S = 0.05
 SLOW_S = 5.0  # worth a word in the story
+# Of who has much to say: bytes of its bodies, each beside how often of a hundred times; …
+SIZES = ((60, 10, 10), (32, 100, 20_000), (8, 20_000, 200_000))
+# … how long it pauses within one, and before it reads on, which it seldom does.
+WITHIN_S = (0.0, 0.001, 0.01, 0.05)
+BEFORE_READING_S = (0.05, 0.2, 1.0)
+SELDOM = 0.004
 CONNECT = b'CONNECT {"verbose":false,"headers":true,"no_responders":true}\r\n'
 BROKEN = (Closed, ConnectionError, OSError, TimeoutError, AssertionError)
 
 
 class Broken(Exception):
     """A promise was not kept; the text says which, to whom."""
+
+
+class Bulk:
+    """Bodies of all sizes, sent in pieces, and read with pauses: what is half here, and what was not taken."""
+
+    pace_s = 3 * PACE_S
+
+    def __init__(self, dice: random.Random) -> None:
+        self._dice = dice
+        # Blanks behind a number are nothing, but for who compresses them.
+        self._blanks = bytes(dice.choices(b" \t\r\n", k=2 * SIZES[-1][2]))
+
+    def body(self, number: int) -> bytes:
+        """The number, and something behind it."""
+        _, least, most = self._dice.choices(SIZES, [weight for weight, _, _ in SIZES])[0]
+        size = self._dice.randint(least, most)
+        at = self._dice.randrange(len(self._blanks) - size)
+        return b"%010d" % number + self._blanks[at : at + size - 10]
+
+    def pieces(self, data: bytes) -> Iterator[tuple[bytes, float]]:
+        """What is sent at once, and how long nothing follows."""
+        cuts = self._dice.choices(range(len(data)), k=self._dice.choice((0, 0, 1, 4))) if data else []
+        at = 0
+        for cut in sorted(cuts):
+            yield data[at:cut], self._dice.choice(WITHIN_S)
+            at = cut
+        yield data[at:], 0.0
+
+    def pause_s(self) -> float:
+        """Before it reads on."""
+        return self._dice.choice(BEFORE_READING_S) if self._dice.random() < SELDOM else 0.0
 
 
 @dataclass
@@ -59,6 +97,7 @@ class Talker:
     kind: str
     dial: Dial
     account: Account
+    bulk: Bulk | None = None  # None: what it says is short
     client: Client | None = None
     batches: int = 0
     jobs: int = 0  # queue messages that came to it
@@ -114,8 +153,12 @@ class Talker:
 
     async def _send(self, data: bytes) -> None:
         assert self.client is not None
+        client = self.client
         async with self._sending:
-            await self.client.send(data, PATIENCE_S)
+            for piece, pause_s in self.bulk.pieces(data) if self.bulk is not None else ((data, 0.0),):
+                await client.send(piece, PATIENCE_S)
+                if pause_s:
+                    await self.account.clock.pause(pause_s)
 
     async def _leave(self) -> None:
         """Drain, as a client does that is told to reconnect: nothing is lost. Then connect anew."""
@@ -148,6 +191,8 @@ class Talker:
         try:
             while True:
                 frame = await client.read_frame(3600)
+                if self.bulk is not None and (pause_s := self.bulk.pause_s()):
+                    await self.account.clock.pause(pause_s)
                 if frame.is_message:
                     await self._on_message(frame.sid, frame.subject, frame.reply, frame.payload)
                 elif frame.verb == "PONG":
@@ -214,7 +259,7 @@ class Talker:
                 if isinstance(error, TimeoutError) and not self._has_ended:
                     self.account.fail(f"{self} waited in vain: {error!r}")
                 await self._again()
-            await self.account.clock.pause(PACE_S)
+            await self.account.clock.pause(self.bulk.pace_s if self.bulk is not None else PACE_S)
 
     @property
     def _has_ended(self) -> bool:
@@ -233,8 +278,7 @@ class Talker:
         numbers = range(self._next + 1, self._next + 1 + BATCH)
         self._next += BATCH
         job = who * 10**8 + self._next
-        words = b"".join(b"PUB all.%d 10\r\n%010d\r\n" % (who, n) for n in numbers)
-        words += b"PUB jobs.%d 10\r\n%010d\r\n" % (who, job)
+        words = b"".join(self._numbered(b"all", n) for n in numbers) + self._numbered(b"jobs", job)
         account.written[who] = numbers[-1]
         account.job_sent[job] = account.breaks, False
         try:
@@ -245,6 +289,10 @@ class Talker:
         account.acknowledged[who] = numbers[-1]
         account.job_sent[job] = account.job_sent[job][0], True
         self.batches += 1
+
+    def _numbered(self, subject: bytes, number: int) -> bytes:
+        body = self.bulk.body(number) if self.bulk is not None else b"%010d" % number
+        return b"PUB %b.%d %d\r\n%b\r\n" % (subject, self.number, len(body), body)
 
     async def _ask(self) -> None:
         self._asked += 1

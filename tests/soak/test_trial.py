@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
-from tests.soak.talkers import Account, Talker, lost_jobs
+from tests.soak.talkers import Account, Bulk, Talker, lost_jobs
 from tests.soak.trial import World, played
 from tests.support.wire import Client
 
@@ -43,6 +45,16 @@ def test_a_queue_message_may_be_lost_with_a_connection_that_ends_and_not_otherwi
     assert lost_jobs(account) == [2]
     account.breaks = 1
     assert lost_jobs(account) == []
+
+
+def test_bodies_of_all_sizes_are_their_numbers_and_pieces_are_the_whole() -> None:
+    bulk = Bulk(random.Random(1))
+    bodies = [bulk.body(number) for number in range(200)]
+    assert list(map(int, bodies)) == list(range(200))
+    assert min(map(len, bodies)) == 10 and max(map(len, bodies)) > 100_000
+    cuts = [[piece for piece, _ in bulk.pieces(body)] for body in [b"", *bodies]]
+    assert [b"".join(pieces) for pieces in cuts] == [b"", *bodies]
+    assert {1, 2, 5} <= set(map(len, cuts))
 
 
 def test_a_short_trial() -> None:

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from tests.soak import happenings
 from tests.soak.remains import Remains
-from tests.soak.talkers import Account, Broken, Talker, lost_jobs
+from tests.soak.talkers import Account, Broken, Bulk, Talker, lost_jobs
 from tests.support import tunnel
 from tests.support.authority import Authority
 from tests.support.framed import DEFLATE, websocket_port
@@ -39,6 +39,12 @@ LOOK_S = 0.05
 MOST_AT_ONCE = 3
 # Each kind of client, and how many of it.
 CREW = {"plain": 4, "tls": 3, "websocket": 3}
+# Of all of them together, which would say some 1,000 a second.
+LIMITS = """accounts { TALK {
+  publish_limits { messages: 200, bytes: 4MB, burst: "50ms", stall: "0s" }
+  users [ { user: talker, password: talker } ] } }
+no_auth_user: talker
+"""
 
 
 @dataclass
@@ -49,20 +55,30 @@ class World:
     accept: str
     has_gateway: bool
     has_clock: bool
+    is_bulky: bool = False  # messages of all sizes, in pieces, and clients that do not read all the time
+    has_limits: bool = False  # they say more than `publish_limits` let them
 
     @classmethod
     def thrown(cls, dice: random.Random) -> World:
-        return cls(dice.choice((2, 4)), dice.choice(("reuseport", "handoff")), dice.random() < 0.3, dice.random() < 0.3)
+        shards, accept = dice.choice((2, 4)), dice.choice(("reuseport", "handoff"))
+        has_gateway, has_clock, is_bulky, has_limits = (dice.random() < 0.3 for _ in range(4))
+        return cls(shards, accept, has_gateway, has_clock, is_bulky, has_limits)
+
+    @property
+    def payloads(self) -> tuple[int, int]:
+        """Between which bounds max_payload may be."""
+        return (300_000, 900_000) if self.is_bulky else (2000, 100_000)
 
     def config(self, folder: Path, certificate: str, more: str = "") -> str:
         gateway = 'cluster { name: trial, listen: "127.0.0.1:-1" }\n' if self.has_gateway else ""
+        limits = LIMITS if self.has_limits else ""
         return (
             f"tls {{\n {certificate}\n}}\nallow_non_tls: true\n"
             'websocket { host: "127.0.0.1", port: -1, no_tls: true, compression: true }\n'
             f'accept: "{self.accept}"\n'
             f'stats {{ dir: "{folder / "stats"}", window: "1s" }}\n'
             f'ping_interval: "10h"\n'
-            f'lame_duck_grace_period: "500ms"\nlame_duck_duration: "30s"\n{gateway}{more}'
+            f'lame_duck_grace_period: "500ms"\nlame_duck_duration: "30s"\n{gateway}{limits}{more}'
         )
 
 
@@ -122,7 +138,8 @@ class Trial:
             "websocket": functools.partial(tunnel.over_websocket, port, packed),
         }
         kinds = [kind for kind, count in CREW.items() for _ in range(count)]
-        self.talkers = [Talker(n, kind, dials[kind], self.account) for n, kind in enumerate(kinds)]
+        bulk = Bulk(random.Random(self.seed)) if self.world.is_bulky else None
+        self.talkers = [Talker(n, kind, dials[kind], self.account, bulk) for n, kind in enumerate(kinds)]
         for talker in self.talkers:
             await talker.connect()
         self.tasks = [asyncio.create_task(talker.talk()) for talker in self.talkers]

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from gnatswarm.broker.options import Options
+from gnatswarm.router import cli
 from gnatswarm.router.commands import operator_commands
 from gnatswarm.router.commands.operator_commands import NotFound
 from gnatswarm.router.supervision.broker_view import RuleState
@@ -22,6 +23,7 @@ from gnatswarm.router.supervision.operator_socket import Reply, ShardStatus, Sta
 from gnatswarm.router.supervision.runtime_files import RuntimeFiles, listen_for_operators
 from gnatswarm.shards.boundary import linkdir
 from tests.router.routers import runtime_directory
+from tests.support.servers import wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -84,7 +86,9 @@ def test_who_only_looks_at_a_router_that_does_not_answer_is_told_soon(
 @pytest.mark.parametrize(
     "words", ["status", "health", "scale 3", "reload", "restart", "rebalance", "upgrade", "why --user u s"]
 )
-def test_ctrl_c_ends_a_command_without_a_word(directory: linkdir.LinkDirectory, words: str) -> None:
+def test_ctrl_c_ends_a_command_and_one_that_acts_says_that_the_broker_goes_on(
+    directory: linkdir.LinkDirectory, words: str
+) -> None:
     with listen_for_operators(f"{directory.path}/{linkdir.OPERATOR_SOCKET}") as listening:
         listening.settimeout(20)
         command = [sys.executable, "-P", "-m", "gnatswarm", *words.split()]
@@ -97,7 +101,32 @@ def test_ctrl_c_ends_a_command_without_a_word(directory: linkdir.LinkDirectory, 
                 assert not caught >> signal.SIGINT - 1 & 1, "a ^C just before it waits would not be noticed"
                 process.send_signal(signal.SIGINT)
                 said, _ = process.communicate(timeout=20)
-    assert (process.returncode, said) == (-signal.SIGINT, b"")
+    is_look = words.split()[0] in ("status", "health", "why")
+    goes_on = b"gnatswarm: not waited for: the broker goes on; `gnatswarm status` shows how it stands\n"
+    assert (process.returncode, said) == (-signal.SIGINT, b"" if is_look else goes_on)
+
+
+def test_a_command_that_has_its_answer_leaves_ctrl_c_as_it_was(directory: linkdir.LinkDirectory) -> None:
+    before = (
+        signal.pthread_sigmask(signal.SIG_BLOCK, ()),
+        signal.getsignal(signal.SIGINT),
+        len(os.listdir("/proc/self/task")),
+    )
+    with listen_for_operators(f"{directory.path}/{linkdir.OPERATOR_SOCKET}") as listening:
+        listening.settimeout(20)
+
+        def answer() -> None:
+            sock, _ = listening.accept()
+            with sock:
+                sock.recv(1000)
+                sock.sendall(b'{"text":"done"}\n')
+
+        answering = threading.Thread(target=answer)
+        answering.start()
+        assert cli.main(["rebalance"], program="gnatswarm") == 0
+        answering.join(20)
+    wait_until(lambda: len(os.listdir("/proc/self/task")) == before[2])
+    assert (signal.pthread_sigmask(signal.SIG_BLOCK, ()), signal.getsignal(signal.SIGINT)) == before[:2]
 
 
 def test_a_status_has_nothing_that_a_terminal_obeys() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import socket
@@ -65,6 +66,33 @@ async def test_a_full_queue_delays_a_connection(listener: socket.socket, monkeyp
     with socket.create_connection(listener.getsockname()) as client:
         assert await received(handoff, 0) == client.getsockname()
     assert not refusals
+    handoff.close()
+
+
+async def test_a_queue_that_takes_nothing_keeps_no_other_connection(
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever is the matter with it: who was to go there waits, and is sent when that is over."""
+    broken = [True]
+
+    def refuse(sock: socket.socket, descriptors: list[int]) -> bool:
+        if broken and sock is handoff._lanes[0].router_end:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+        return send_descriptors(sock, descriptors)
+
+    monkeypatch.setattr(module, "send_descriptors", refuse)
+    handoff = Handoff(listener, Page.create(), lambda: [0, 1])
+    for shard in (0, 1):
+        handoff.shard_fd(shard)
+    with contextlib.ExitStack() as clients:
+        for _ in range(4):
+            clients.enter_context(socket.create_connection(listener.getsockname()))
+        handoff.start()
+        await until(lambda: "Cannot hand connections over: Operation not permitted; trying again" in caplog.text)
+        assert handoff._lanes[1].sent == 2 and len(handoff._homeless) == 2
+        broken.clear()
+        await until(lambda: not handoff._homeless)
+        assert sum(lane.sent for lane in handoff._lanes.values()) == 4
     handoff.close()
 
 

@@ -260,6 +260,18 @@ async def test_a_socket_that_cannot_be_accepted_is_said_and_the_next_one_is(
     assert "cannot accept monitoring connections: Too many open files" in caplog.text
 
 
+async def test_an_error_of_ours_for_a_new_connection_costs_that_one_and_others_are_accepted(
+    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody was any more, and nobody heard why."""
+    with monkeypatch.context() as broken:
+        broken.setattr(site.server, "_admit", lambda *_: 1 // 0)
+        with socket.create_connection(site.sock.getsockname(), WITHIN_S) as one:
+            assert await asyncio.to_thread(one.recv, 1) == b""
+    assert status(await site.say(ASK)) == 200
+    assert "a monitoring connection is not served" in caplog.text
+
+
 async def test_whoever_asks_for_nothing_gives_way_when_descriptors_run_out(
     site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -9,18 +9,41 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from gnatswarm.router.supervision import gap
 from gnatswarm.router.supervision.gap import Gaps
 from gnatswarm.router.supervision.record import GapsRecord
 from gnatswarm.shards.boundary import statfile
+from gnatswarm.shards.boundary.page import Page
+from gnatswarm.shards.boundary.records import ShardRecord
 from tests.support.servers import wait_until
 from tests.support.statistics import rows
 
 
 def note(gaps: Gaps, directory: Path | str, shard: int = 3, msgs: int = 1, boot: str = "b", until_us: int = 0) -> None:
-    page: Any = SimpleNamespace(unrecorded=lambda shard: (until_us, (msgs, msgs, 0, 0, 0, 0)))
+    """A process ends, of whose `msgs` messages there is no statistics."""
+    page = Page.create()
+    page.note_recorded(shard, until_us, (max(0, -msgs), 0, 0, 0, 0, 0))
+    page.store(shard, "in_msgs", max(0, msgs))
+    page.store(shard, "in_bytes", max(0, msgs))
+    end(gaps, page, directory, shard, boot)
+    page.close()
+
+
+def refuse(_file: object, _blocks: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def hidden_and_shown(directory: Path) -> tuple[Path, Path]:
+    """The one file that is not finished, and what it is called then."""
+    (hidden,) = directory.rglob(".*.zst")
+    return hidden, hidden.with_name(hidden.name[1:])
+
+
+def end(gaps: Gaps, page: Page, directory: Path | str, shard: int = 3, boot: str = "b") -> None:
+    """A process ends, of which the page has this."""
     process: Any = SimpleNamespace(shard=shard, boot_id=boot, booted_us=1)
     gaps.note(page, process, "server", str(directory), "killed")
 
@@ -46,9 +69,6 @@ def test_a_row_for_which_there_is_no_thread_waits_and_the_log_says_so(
 def test_what_a_full_disk_refuses_is_written_when_there_is_room_one_row_for_each_shard(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ):
-    def refuse(_file: object, _blocks: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     monkeypatch.setattr(gap, "RETRY_S", 0.0)
     gaps = Gaps(lambda: None)
     with monkeypatch.context() as full:
@@ -119,10 +139,6 @@ def test_what_was_written_beyond_what_was_counted_is_no_gap(tmp_path: Path):
 
 def test_another_router_writes_what_waits_and_nothing_twice(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """The one before may have died between a row on the disk and the record of it, or beside a disk that hung."""
-
-    def refuse(_file: object, _blocks: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     told: list[GapsRecord] = []
     gaps = Gaps(lambda: told.append(gaps.record))
     note(gaps, tmp_path, msgs=5, boot="written")
@@ -137,7 +153,12 @@ def test_another_router_writes_what_waits_and_nothing_twice(monkeypatch: pytest.
     left = GapsRecord(8, [*told[0].rows, *told[-1].rows])
     assert len(left.rows) == 2
     successor = Gaps(lambda: None)
-    successor.take_over(left)
+    page = Page.create()
+    for row in left.rows:  # it has it, or would count again what the next process does
+        page.note_gap(3, msgspec.json.decode(row)["window_start_us"] + msgspec.json.decode(row)["window_us"])
+    page.store(3, "in_msgs", 7)
+    successor.take_over(left, page)
+    assert page.unrecorded(3)[1][0] == 7
     assert successor.record == left
     note(successor, tmp_path, msgs=2, boot="newest")
     successor.close(str(tmp_path))
@@ -148,13 +169,120 @@ def test_another_router_writes_what_waits_and_nothing_twice(monkeypatch: pytest.
     assert successor.record == GapsRecord(10)
 
 
+class RouterDies(Exception):
+    """In the middle of what it does."""
+
+
+@pytest.mark.parametrize(
+    ("when", "is_known"),
+    [
+        ("before it is handed over", True),
+        ("behind that", True),
+        ("behind that", False),
+        ("when the page knows", True),
+        ("when the page knows", False),
+    ],
+)
+def test_a_router_that_dies_while_it_notes_a_gap_leaves_it_once(tmp_path: Path, when: str, *, is_known: bool):
+    """`is_known`: the next router hears of the same process, too."""
+    page = Page.create()
+    page.note_recorded(3, 1_000_000, (10, 0, 0, 0, 0, 0))
+    page.store(3, "in_msgs", 15)
+    told: list[GapsRecord] = [GapsRecord()]
+
+    def remember() -> None:
+        if when == "before it is handed over":
+            raise RouterDies
+        told.append(gaps.record)
+        if when == "behind that":
+            raise RouterDies
+
+    gaps = Gaps(remember)
+    if when == "when the page knows":
+        gaps.write = lambda *_, **__: None  # type: ignore[method-assign]
+        end(gaps, page, tmp_path)
+    else:
+        with pytest.raises(RouterDies):
+            end(gaps, page, tmp_path)
+    successor = Gaps(lambda: None)
+    successor.take_over(told[-1], page)
+    if is_known:
+        end(successor, page, tmp_path)
+    page.store(3, "in_msgs", 17)  # the next one
+    end(successor, page, tmp_path, boot="next")
+    successor.close(str(tmp_path))
+    assert sorted((row["boot"], row["in_msgs"]) for row in rows(tmp_path)) == [("b", 5), ("next", 2)]
+    assert not any(page.unrecorded(3)[1])
+    page.close()
+
+
+def window(start_us: int, msgs: int, boot: str = "b") -> bytes:
+    """The row of a shard that has had so many messages in 10 s, one of which was refused."""
+    kept: dict[str, Any] = {
+        field.name: () if field.name.endswith("widths") else 0
+        for field in msgspec.structs.fields(ShardRecord)
+        if field.required
+    }
+    kept |= {"version": 1, "broker": "server", "boot": boot, "shard": 3, "file": 1, "refused_msgs": 1}
+    kept |= {"window_start_us": start_us, "window_us": 10_000_000, "in_msgs": msgs - 1}
+    return msgspec.json.encode(ShardRecord(**kept)) + b"\n"
+
+
+@pytest.mark.parametrize("n_noted", [0, 1, 2])
+@pytest.mark.parametrize("at_first", ["", "the disk refuses", "it is being finished"])
+def test_a_window_that_was_written_and_not_noted_is_no_gap(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, n_noted: int, at_first: str
+):
+    """Its process was killed in between, as one whose disk hangs is; `n_noted` of two windows are on the page."""
+    start_us = 1_790_000_000_000_000
+    page = Page.create()
+    file = statfile.StatFile(tmp_path, statfile.file_name("server", 3, "b", 1), start_us)
+    lock = os.dup(file._fd)
+    for number in range(max(1, n_noted)):
+        file.append([window(start_us + number * 10_000_000, 100 + number)])
+    for number in range(n_noted):
+        page.note_recorded(3, start_us + 10_000_000 + number * 10_000_000, (100 + number, 0, 0, 0, 0, 0))
+    if n_noted == 1:
+        file.append([window(start_us + 10_000_000, 101)])
+    page.store(3, "in_msgs", 1000)
+    file.drop()
+    if at_first != "it is being finished":
+        os.close(lock)
+    gaps = Gaps(lambda: None)
+    monkeypatch.setattr(gap, "RETRY_S", 0.0)
+    with monkeypatch.context() as full:
+        if at_first == "the disk refuses":
+            full.setattr(statfile.StatFile, "append", refuse)
+        end(gaps, page, tmp_path)
+        if at_first == "it is being finished":
+            os.rename(*hidden_and_shown(tmp_path))
+            os.close(lock)
+        wait_until(lambda: [None for t in threading.enumerate() if t.name == "gap row"] == [])
+    gaps.close(str(tmp_path))
+    found = rows(tmp_path)
+    assert sum(row["in_msgs"] + row.get("refused_msgs", 0) for row in found) == 1000
+    assert {row["kind"] for row in found} == {"gap", "shard"}
+    page.close()
+
+
+def test_where_the_last_window_was_all_there_is_no_gap(tmp_path: Path):
+    start_us = 1_790_000_000_000_000
+    page = Page.create()
+    file = statfile.StatFile(tmp_path, statfile.file_name("server", 3, "b", 1), start_us)
+    file.append([window(start_us, 100)])
+    file.finish()
+    page.store(3, "in_msgs", 100)
+    gaps = Gaps(lambda: None)
+    end(gaps, page, tmp_path)
+    gaps.close(str(tmp_path))
+    assert [row["kind"] for row in rows(tmp_path)] == ["shard"]
+    page.close()
+
+
 def test_the_log_says_that_a_row_is_written_when_nothing_of_it_waits(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ):
     """The shard may have died again while the disk took the row of its first death."""
-
-    def refuse(_file: object, _blocks: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def goes_on(file: statfile.StatFile, blocks: list[bytes]) -> None:
         answers.wait()

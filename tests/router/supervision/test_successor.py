@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -81,3 +83,18 @@ async def test_a_program_that_says_nothing_ends_with_the_broker(
     with pytest.raises(asyncio.CancelledError):
         await asking
     assert not await asyncio.to_thread(wait_pids_gone, pids, WAIT_DEADLINE_S), "nor does what it has started stay"
+
+
+def test_a_program_that_says_nothing_ends_with_a_router_that_is_killed(tmp_path: Path) -> None:
+    program, told = tmp_path / "program", tmp_path / "told"
+    os.mkfifo(told)
+    program.write_text(f"#!/bin/sh\necho $$ > {told}\nexec sleep 1000\n")
+    program.chmod(0o755)
+    code = (
+        "import uvloop; from gnatswarm.router.supervision.successor import ask; "
+        f"uvloop.run(ask([{str(program)!r}], {{}}))"
+    )
+    with subprocess.Popen([sys.executable, "-P", "-c", code]) as router:
+        pid = int(told.read_text())
+        router.kill()
+    assert not wait_pids_gone([pid], WAIT_DEADLINE_S)

@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 import uvloop
 
+from gnatswarm.router.supervision.operator_server import OperatorServer, Say
 from gnatswarm.router.supervision.operator_socket import (
     MAX_REQUEST_BYTES,
     AnyRequest,
-    OperatorServer,
     Reply,
-    Say,
     StatusRequest,
     WhyRequest,
     decode_reply,
