@@ -55,7 +55,7 @@ def newer() -> tuple[Kind, Kind]:
 
 
 def start(brokers: list[Broker], kind: Kind, config: str = "") -> Broker:
-    broker = Broker(kind, args=["-m", "-1"], config=config)
+    broker = Broker(kind, args=["-m", "-1"], config=config or None)
     brokers.append(broker)
     return broker.start()
 

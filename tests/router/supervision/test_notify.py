@@ -173,7 +173,9 @@ def test_an_abstract_socket_is_reached() -> None:
 # ---- the whole broker
 
 
-def start(manager: Manager, tmp_path: Path, config: str = "", *, watchdog_us: int = 0) -> subprocess.Popen[bytes]:
+def start(
+    manager: Manager, tmp_path: Path, config: str = "debug: false", *, watchdog_us: int = 0
+) -> subprocess.Popen[bytes]:
     file = tmp_path / "broker.conf"
     file.write_text(config)
     environment = {**os.environ, "NOTIFY_SOCKET": str(manager.path)}
