@@ -312,7 +312,7 @@ class Host:
         """Send its record and descriptor. `frozen` None: it has gone, or is being closed."""
         session = self._clients.open.get(client.cid)
         if frozen is None or session is None or session.socket is None:
-            self._send(new, Gone(move, client.cid), is_last=False)
+            self._send(new, Gone(move, client.cid))
             return
         try:
             moved = records.MovedClient(
@@ -326,7 +326,7 @@ class Host:
             fd = self._clients.leave_behind(session, new)
         except RecordRefused as error:
             logger.error("%s - cannot move, and is closed: %s", session, error)
-            self._send(new, Gone(move, client.cid), is_last=False)
+            self._send(new, Gone(move, client.cid))
             session.socket.kick(CloseReason.ROUTE_REMOVED)
             return
         self._send(new, HandedOver(move, record), fd, is_last=False)

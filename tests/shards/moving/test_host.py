@@ -8,6 +8,7 @@ import math
 import os
 import socket
 import struct
+from collections import deque
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -377,6 +378,30 @@ async def begin_to_move_and_be_reset(two: LinkedShards, user: str) -> tuple[Clie
     old.one.shard.reactor.turn()
     assert session.connection.is_moving
     return session, listener
+
+
+async def test_the_next_shard_hears_of_one_that_closes_before_the_move_is_over(two: LinkedShards) -> None:
+    """Where there are many subscriptions, that is seconds later."""
+    old, new = two.shards
+    client = await come(two)
+    await client.talk(b"".join(b"SUB s.%d %d\r\n" % (n, n) for n in range(MANY)) + b"PING\r\n")
+    (connection,) = [old.one.shard.clients.open[cid].connection for cid in old.cids]
+    asker = new.one.connect()
+    await asker.wait(b"}")
+    connect = b'CONNECT {"user":"a","pass":"x","headers":true,"no_responders":true}'
+    await asker.talk(connect + b"\r\nSUB inbox 1\r\nPING\r\n")
+
+    def go_on() -> bool:
+        return connection.subscriptions == MANY and old.moves.go_on()
+
+    old.host._kinds = deque((old.host._read_some, go_on, old.host._do_work))
+    assert not old.host.open_way(1)
+    old.moves.move([connection], 1)
+    await until(lambda: connection.subscriptions < MANY)  # messages come to the next shard alone
+    client.close()
+    old.host._look_for_ended()
+    answers = [await asker.talk(b"PUB s.1 inbox 1\r\nx\r\nPING\r\n") for _ in range(100)]
+    assert b" 503" in answers[-1]
 
 
 @pytest.mark.parametrize("stays", [False, True], ids=["moves", "stays"])
