@@ -204,6 +204,7 @@ cdef class Moves:
     cdef uint64_t held_back     # links to which go_on() has appended what is not sent yet
     cdef uint64_t last_id
     cdef uint64_t last_over              # … of those of this shard, that are over
+    cdef readonly uint64_t n_heard       # parts of offers that new shards have asked to go on behind
     cdef readonly uint64_t n_moved       # clients that were handed over
     cdef readonly uint64_t n_arrived
     cdef readonly uint64_t n_stopped     # batches that ended with their clients where they were

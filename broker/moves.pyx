@@ -1432,6 +1432,7 @@ cdef class Moves:
         cdef Leaving batch = self.leaving
         if batch is not None and batch.id == id and batch.new == shard and batch.phase == PHASE_PREPARING:
             batch.unheard -= 1
+            self.n_heard += 1
             self.begin_work(batch)
 
     # ---- the new shard

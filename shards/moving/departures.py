@@ -36,7 +36,8 @@ logger = logging.getLogger("gnatswarm.moving")
 BATCH_CLIENTS = 32
 CLIENTS_PER_S = 1000
 # A batch that waits for a sibling for so long is stopped, if it still can be. A client with many subscriptions has more
-# time: they take about 20 µs each, in turns, of which others have most on a busy machine.
+# time: they take about 20 µs each, in turns, of which others have most on a busy machine. One that moves alone goes on
+# as long as the sibling does: nobody waits for it.
 STOP_AFTER_S = 2.0
 STOP_AFTER_EACH_S = 0.0002
 # Shards are made even as far as clients can move: those that never log in or read nothing are not waited for.
@@ -81,6 +82,7 @@ class Departures:
         self._sent: list[ClientConnection] = []  # the present or last batch
         self._target = -1
         self._began_s = 0.0  # of the present or last batch
+        self._heard = 0  # parts of its offer that had been taken when it was looked at
         self._stopping: asyncio.TimerHandle | None = None
 
     @property
@@ -308,6 +310,7 @@ class Departures:
             self._sent = chosen
             self._to[shard] -= len(chosen)
             subscriptions = sum(one.subscriptions for one in chosen)
+            self._heard = self._moves.n_heard
             self._stopping = self._loop.call_later(STOP_AFTER_S + subscriptions * STOP_AFTER_EACH_S, self._stop)
         if self._to[shard] <= 0:
             del self._to[shard]
@@ -316,6 +319,10 @@ class Departures:
 
     def _stop(self) -> None:
         """The batch takes too long. If that is most likely because of one client, the others are to go without it."""
+        if len(self._sent) == 1 and self._heard != self._moves.n_heard:
+            self._heard = self._moves.n_heard
+            self._stopping = self._loop.call_later(STOP_AFTER_S, self._stop)
+            return
         heaviest = max(self._sent, key=lambda one: one.subscriptions)
         if 2 * heaviest.subscriptions > sum(one.subscriptions for one in self._sent):
             self._slow.add(heaviest.cid)

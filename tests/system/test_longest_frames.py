@@ -16,6 +16,8 @@ CONFIG = """
 max_control_line: 131072
 max_payload: 64MB
 max_pending: 256MB
+lame_duck_grace_period: 60s  # of which clients of a shard that leaves have a part, to move
+lame_duck_duration: 120s
 accounts {
   A { users: [{user: a, password: x}]
       imports: [{stream: {account: E, subject: "exporter.side.>"}, to: "p.>"}, {service: {account: E, subject: svc}}] }

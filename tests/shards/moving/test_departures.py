@@ -59,6 +59,7 @@ class World:
         self.batches: list[tuple[int, list[int]]] = []
         self.began_s: list[float] = []
         self.n_stopped = 0
+        self.n_heard = 0
         self.done: list[tuple[int, dict[str, int]]] = []
         self.departures = Departures(self, self, self)  # type: ignore[arg-type]
         self.departures.host = self  # type: ignore[assignment]
@@ -220,6 +221,27 @@ def test_others_go_without_the_client_whose_subscriptions_kept_their_batch_too_l
     world.arrive()
     world.advance(1.0)
     assert world.done == [(5, {})]
+
+
+def test_who_moves_alone_is_not_stopped_while_the_next_shard_takes_its_subscriptions() -> None:
+    """They may be long, and the machine busy."""
+    world = World(2)
+    world.open[1].connection.subscriptions = 1000
+    world.begin({1: 2}, within_s=60.0)
+    world.n_heard = 1
+    world.advance(STOP_AFTER_S + 1.0)
+    assert world.n_stopped == 1, "the other one waits for it"
+    world.departures.on_ended("it was stopped")
+    world.advance(AGAIN_S * 3)
+    world.arrive()
+    world.advance(1.0)
+    assert world.batches[2:] == [(1, [1])]
+    for n in range(2, 6):
+        world.n_heard = n
+        world.advance(STOP_AFTER_S)
+        assert world.n_stopped == 1
+    world.advance(STOP_AFTER_S + 1.0)
+    assert world.n_stopped == 2
 
 
 def test_clients_with_many_subscriptions_have_more_time() -> None:
