@@ -1072,6 +1072,35 @@ def test_nobody_responds_where_the_only_subscriber_was_closed_while_it_moves(mov
     mesh.close()
 
 
+@pytest.mark.parametrize("queue", [b"", b"q"], ids=["plain", "group"])
+@pytest.mark.parametrize("until", range(1, 1 + len(UNTIL_ALL_HAVE_ANSWERED)))
+def test_nobody_responds_between_the_marks_where_the_only_subscriber_had_gone_before(moving, until, queue):
+    """What others send behind their marks comes to the next shard alone, which holds it for who moves."""
+    mesh = moving.mesh
+    client, askers = mesh.clients[0], [mesh.clients[one] for one in (1, 3, 5)]
+    client.feed(b"SUB a %b 1\r\n" % queue)
+    for number, one in enumerate(askers):
+        one.feed(NO_RESPONDERS + b"SUB inbox%d 9\r\n" % number)
+    other = mesh.connect(OLD)
+    mesh.settle()
+    moving.begin(client, other)
+    steps = UNTIL_ALL_HAVE_ANSWERED + UNTIL_ALL_HAVE_MARKED
+    for a, b in steps[:until]:
+        mesh.carry(a, b, 1 << 30)
+    mesh.engines[OLD].probe.reset(client.socket)
+    moving.hosts[OLD].probe.moves.on_hung_up(client.connection)
+    for a, b in steps[until:]:
+        mesh.carry(a, b, 1 << 30)
+        for number, one in enumerate(askers):
+            one.feed(b"PUB a inbox%d 1\r\n1\r\n" % number)
+    mesh.settle()
+    for number, one in enumerate(askers):
+        assert one.take() == b"HMSG inbox%d 9 16 16\r\nNATS/1.0 503\r\n\r\n\r\n" % number * len(steps[until:])
+    moving.deliver()
+    assert all(engine.probe.moves.is_idle for engine in mesh.engines.values())
+    mesh.close()
+
+
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_what_waits_for_a_client_without_headers_that_leaves_keeps_its_header_for_another_member(moving, place):
     mesh = moving.mesh

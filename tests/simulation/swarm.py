@@ -369,7 +369,8 @@ class Word:
     id: int  # of the move; 0: the sender is dead
     cid: int = 0  # of this client; 0: the move is over
     record: bytes = b""  # of it; b"": it does not come
-    client: EngineClient | None = None  # … its socket; to this shard itself: to be looked at
+    client: EngineClient | None = None  # … whose socket comes with it
+    gone: EngineClient | None = None  # it was closed at its other end, as this shard itself sees, or tells its next one
 
 
 class Movers(Protocol):
@@ -473,7 +474,7 @@ class MoveHost:
         there = self.there = self._ways[new]
         if frozen is None:
             one = next((one for one in self._process.clients.all if one.connection is client), None)
-            self._process.swarm.send_word(self._process, there, Word(id, client.cid, client=one))
+            self._process.swarm.send_word(self._process, there, Word(id, client.cid, gone=one))
             return
         one = self.client_of(client)
         self._process.clients.all.remove(one)
@@ -495,19 +496,19 @@ class MoveHost:
     def hear(self, process: Process, word: Word) -> None:
         moves = self._process.links.moves
         old = process.number
-        if process is self._process and word.client is None:
+        if process is self._process and word.gone is None:
             self.go_on()
         elif process is self._process:
-            assert word.client is not None
-            moves.on_hung_up(word.client.connection)
+            assert word.gone is not None
+            moves.on_hung_up(word.gone.connection)
             self._process.engine.probe.finish()
         elif not word.cid:
             for key in [key for key, one in self._from.items() if one is process and word.id in (0, key[1])]:
                 moves.end_arrivals(*key)
         elif not word.record:
             moves.forget(old, word.id, word.cid)
-            if word.client is not None:
-                self._process.swarm.movers.takes_no_more(word.client)
+            if word.gone is not None:
+                self._process.swarm.movers.takes_no_more(word.gone)
         else:
             assert word.client is not None
             self._sockets[word.cid] = word.client
@@ -516,7 +517,7 @@ class MoveHost:
 
     def look_at(self, client: EngineClient) -> None:
         """See, when the schedule says, that the other end of one that moves has closed."""
-        self._process.swarm.send_word(self._process, self._process, Word(0, client.connection.cid, client=client))
+        self._process.swarm.send_word(self._process, self._process, Word(0, client.connection.cid, gone=client))
 
     def admit(self, old: int, id: int, offered: OfferedClient) -> ClientConnection:
         if self._process.departure is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import os
@@ -81,6 +82,7 @@ async def test_a_queue_that_takes_nothing_keeps_no_other_connection(
         return send_descriptors(sock, descriptors)
 
     monkeypatch.setattr(module, "send_descriptors", refuse)
+    monkeypatch.setattr(module, "DESCRIPTOR_RETRY_S", 1000.0)
     handoff = Handoff(listener, Page.create(), lambda: [0, 1])
     for shard in (0, 1):
         handoff.shard_fd(shard)
@@ -90,7 +92,10 @@ async def test_a_queue_that_takes_nothing_keeps_no_other_connection(
         handoff.start()
         await until(lambda: "Cannot hand connections over: Operation not permitted; trying again" in caplog.text)
         assert handoff._lanes[1].sent == 2 and len(handoff._homeless) == 2
+        # Not as often as a full queue is tried again: each time is a line of the log.
+        assert handoff._retry is not None and handoff._retry.when() > asyncio.get_running_loop().time() + 500
         broken.clear()
+        handoff.shards_changed()
         await until(lambda: not handoff._homeless)
         assert sum(lane.sent for lane in handoff._lanes.values()) == 4
     handoff.close()
