@@ -267,9 +267,11 @@ def _ask_aloud(asked: OperatorArguments, program: str) -> int:
         signal.sigwait({signal.SIGINT})
         if is_over:
             return
-        _fail(program, f"not waited for: the broker goes on; `{program} status` shows how it stands")
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-        os.kill(os.getpid(), signal.SIGINT)
+        try:
+            _fail(program, f"not waited for: the broker goes on; `{program} status` shows how it stands")
+        finally:  # (^C may have ended who reads that, too)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+            os.kill(os.getpid(), signal.SIGINT)
 
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     waiting = _thread.start_new_thread(wait, ())

@@ -66,6 +66,8 @@ REST_US = 300
 # Who moves is not read, so nobody is told that its connection has ended: it is looked at, 1 µs each. (A batch with few
 # subscriptions has moved before the first look.)
 LOOK_EVERY_S = 0.02
+# With so many, 20 µs each, it is seen for sure, and stays: it would be tried again and again, before all others.
+SEEN_SUBSCRIPTIONS = 1000
 # A shard that serves somebody in each of its rounds rests after each, but makes steps for so long at least so often.
 GIVE_WAY_NS = 2_000_000
 TURN_NS = 70_000
@@ -284,6 +286,8 @@ class Host:
             return why
         if session.has_tls_here and self._clients.relay is not None and not self._has_room_for_relays(beside + 1):
             return "there is no room for the descriptors of its relay"
+        if session.connection.subscriptions >= SEEN_SUBSCRIPTIONS and session.has_ended:
+            return "its connection has ended"
         return session.objection_to_freezing()
 
     def _look_for_ended(self) -> None:

@@ -106,6 +106,23 @@ def test_ctrl_c_ends_a_command_and_one_that_acts_says_that_the_broker_goes_on(
     assert (process.returncode, said) == (-signal.SIGINT, b"" if is_look else goes_on)
 
 
+def test_ctrl_c_ends_a_command_also_where_nobody_reads_what_it_says(directory: linkdir.LinkDirectory) -> None:
+    """As with `gnatswarm restart 2>&1 | tee log`: ^C ends what reads the pipe, too."""
+    with listen_for_operators(f"{directory.path}/{linkdir.OPERATOR_SOCKET}") as listening:
+        listening.settimeout(20)
+        with subprocess.Popen([sys.executable, "-P", "-m", "gnatswarm", "restart"], stderr=subprocess.PIPE) as process:
+            assert process.stderr is not None
+            process.stderr.close()
+            sock, _ = listening.accept()
+            with sock:
+                assert sock.recv(1000)
+                process.send_signal(signal.SIGINT)
+                try:
+                    assert process.wait(20) == -signal.SIGINT
+                finally:
+                    process.kill()
+
+
 def test_a_command_that_has_its_answer_leaves_ctrl_c_as_it_was(directory: linkdir.LinkDirectory) -> None:
     before = (
         signal.pthread_sigmask(signal.SIG_BLOCK, ()),

@@ -475,6 +475,31 @@ async def test_who_takes_nothing_more_has_no_subscriptions_where_it_goes_on(
         two.close()
 
 
+async def test_others_move_though_one_with_many_subscriptions_has_closed_and_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is limited, and what it has sent before is still to be carried out."""
+    monkeypatch.setattr(host, "LOOK_EVERY_S", 0.0)
+    two = LinkedShards(tmp_path, limited())
+    try:
+        await two.link()
+        old, new = two.shards
+        client, _other = old.one.connect(), await come(two)
+        await client.wait(b"}")
+        subscriptions = b"".join(b"SUB s.%d %d\r\n" % (n, n) for n in range(MANY))
+        await client.talk(b'CONNECT {"verbose":false,"user":"b","pass":"x"}\r\n' + subscriptions + b"PING\r\n")
+        client.send(b"PUB a 1\r\nx\r\n" * 50)
+        limited_one, other = old.cids
+        connection = old.one.shard.clients.open[limited_one].connection
+        await until(lambda: connection.in_msgs)
+        client.close()
+        assert old.departures.begin({1: 2}, 20.0, lambda *words: None)
+        await until(lambda: new.cids == [other])
+        assert old.cids == [limited_one]
+    finally:
+        two.close()
+
+
 @pytest.mark.parametrize("how", ["there is no way", "it is not listed", "the way is closed", "no descriptor comes"])
 async def test_a_client_that_is_lost_on_its_way_counts_no_more(two: LinkedShards, how: str) -> None:
     """Else nobody would get its place before a shard dies."""
