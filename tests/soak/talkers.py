@@ -25,7 +25,7 @@ PATIENCE_S = 45.0
 BETWEEN_DIALS_S = 0.1
 PACE_S = 0.05
 SLOW_S = 5.0  # worth a word in the story
-CONNECT = b'CONNECT {"verbose":false,"headers":true,"no_responders":true}\r\n'
+CONNECT = b'CONNECT {"verbose":false,"protocol":1,"headers":true,"no_responders":true}\r\n'
 BROKEN = (Closed, ConnectionError, OSError, TimeoutError, AssertionError)
 
 
