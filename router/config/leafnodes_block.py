@@ -26,6 +26,8 @@ from gnatswarm.router.config.user_list import BAD_HASH, known, not_enforced, unk
 
 _SCHEMES = ("nats", "nats-leaf", "tls", "leaf", "leafnode", "ws", "wss")
 _WEBSOCKET = ("ws://", "wss://")
+# Of all kinds, members and leaf nodes included: the bits of a mask that siblings leave (`broker.exchange`).
+_MOST_SERVERS = 31
 _SWITCHES = {"hub": "hub", "isolate": "isolate", "isolate_leafnode_interest": "isolate",
              "request_isolation": "request_isolation", "ws_compression": "ws_compression",
              "ws_compress": "ws_compression", "websocket_compression": "ws_compression",
@@ -222,6 +224,9 @@ class LeafNodesBlock:
                 self._problem(item.at, f'duplicate remote urls=[{urls}], account="{remote.account}"', "keep one")
             ways.add(way)
             found.append(remote)
+        if len(found) > _MOST_SERVERS:
+            what = f"{len(found)} remotes, but a broker has at most {_MOST_SERVERS} connections to other servers"
+            self.notices.append(Problem(entry.at, what, "the others are refused: spread them over several brokers"))
         self.settings["leafnodes.remotes"] = each_file_once(found)
 
     def _remote(self, block: Block) -> LeafRemote | None:

@@ -32,7 +32,7 @@ SIZES = ((60, 10, 10), (32, 100, 20_000), (8, 20_000, 200_000))
 WITHIN_S = (0.0, 0.001, 0.01, 0.05)
 BEFORE_READING_S = (0.05, 0.2, 1.0)
 SELDOM = 0.004
-CONNECT = b'CONNECT {"verbose":false,"headers":true,"no_responders":true}\r\n'
+CONNECT = b'CONNECT {"verbose":false,"protocol":1,"headers":true,"no_responders":true}\r\n'
 BROKEN = (Closed, ConnectionError, OSError, TimeoutError, AssertionError)
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import random
+import signal
 
 import pytest
 
 from tests.soak.talkers import Account, Bulk, Talker, lost_jobs
 from tests.soak.trial import World, played
+from tests.support.servers import KINDS, WAIT_DEADLINE_S, Broker
 from tests.support.wire import Client
 
 
@@ -55,6 +59,23 @@ def test_bodies_of_all_sizes_are_their_numbers_and_pieces_are_the_whole() -> Non
     cuts = [[piece for piece, _ in bulk.pieces(body)] for body in [b"", *bodies]]
     assert [b"".join(pieces) for pieces in cuts] == [b"", *bodies]
     assert {1, 2, 5} <= set(map(len, cuts))
+
+
+def test_a_talker_hears_that_it_is_to_leave() -> None:
+    """So that it drains, as it does for a shard that leaves. Who does not say `protocol` is told nothing later."""
+
+    async def told(broker: Broker) -> None:
+        talker = Talker(0, "plain", functools.partial(Client.connect, broker.port), Account())
+        await talker.connect()
+        broker.send_signal(signal.SIGUSR2)
+        async with asyncio.timeout(WAIT_DEADLINE_S):
+            while not talker.is_told_to_leave:
+                await talker.fence()
+        await talker.finish()
+
+    with Broker(KINDS["gnatswarm-1"], config='lame_duck_grace_period: "30s"\nlame_duck_duration: "60s"\n') as broker:
+        asyncio.run(told(broker))
+        broker.kill()
 
 
 def test_a_short_trial() -> None:

@@ -403,6 +403,16 @@ def test_a_port_alone_leaves_the_host_as_it_is(built: Callable[..., Built], inne
     assert (leafnodes.host, leafnodes.port) == (host, port)
 
 
+@pytest.mark.parametrize(("count", "is_told"), [(31, False), (32, True)])
+def test_more_remotes_than_there_may_be_connections_are_a_notice(built: Build, count: int, is_told: bool) -> None:
+    """Else the log tells of each, again and again, as of a connection that has been closed."""
+    remotes = ", ".join(f"{{ url: h{number} }}" for number in range(count))
+    notices = built(f"leafnodes {{ remotes [ {remotes}, {{ url: i, disabled: true }} ] }}").options.notices
+    assert [f":1:13: {count} remotes, but a broker has at most 31 connections" in notice for notice in notices] == [
+        True
+    ] * is_told
+
+
 def test_a_file_that_many_remotes_name_is_kept_once(built: Build, authority: Authority, tmp_path: Path) -> None:
     """72 with a bundle of all public authorities were refused as too large."""
     bundle = tmp_path / "bundle.pem"
