@@ -161,14 +161,15 @@ async def test_a_trace_shows_operations_and_messages_as_the_real_server(pair, co
 
 
 # (Command line, file, file at the reload.)
+NOTHING_OF_LOGS = "ping_max: 2\n"
 RELOADS = {
-    "a trace by command line stays": (["-V"], "", "trace: false\n"),
+    "a trace by command line stays": (["-V"], NOTHING_OF_LOGS, "trace: false\n"),
     "no trace by command line stays": (["-V=false"], "trace: true\n", "trace: true\ndebug: true\n"),
     "the file adds to the command line": (["-D"], "debug: false\n", "debug: false\ntrace: true\n"),
-    "both by command line stay": (["-DV"], "", "debug: false\ntrace: false\nlogtime: false\n"),
-    "a trace begins": ([], "", "trace_verbose: true\n"),
-    "a trace ends": ([], "trace_verbose: true\n", ""),
-    "no times by command line stay": (["-T=false"], "", "logtime: true\n"),
+    "both by command line stay": (["-DV"], NOTHING_OF_LOGS, "debug: false\ntrace: false\nlogtime: false\n"),
+    "a trace begins": ([], NOTHING_OF_LOGS, "trace_verbose: true\n"),
+    "a trace ends": ([], "trace_verbose: true\n", NOTHING_OF_LOGS),
+    "no times by command line stay": (["-T=false"], NOTHING_OF_LOGS, "logtime: true\n"),
     "a trace shows less": ([], "trace: true\n", "trace: true\nmax_traced_msg_len: 3\n"),
     "a trace shows more": ([], "trace: true\nmax_traced_msg_len: 3\n", "trace: true\n"),
 }

@@ -67,6 +67,7 @@ _IMPORTED = (
     "gnatswarm.router.supervision.keeper_link",
     "gnatswarm.router.supervision.notify",
     "gnatswarm.router.supervision.operator_answers",
+    "gnatswarm.router.supervision.operator_server",
     "gnatswarm.router.supervision.placing",
     "gnatswarm.router.supervision.rebalance",
     "gnatswarm.router.supervision.reloader",

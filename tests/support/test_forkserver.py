@@ -88,7 +88,7 @@ class Telling(Broker):
 @pytest.mark.parametrize(
     "config",
     [
-        "",
+        "ping_max: 2",
         "http: -1",
         "accounts { A { users: [{user: a, password: a}] } }",
         "authorization { users: [{user: a, password: a, permissions: {publish: b}}] }",
