@@ -5,12 +5,24 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from random import Random
+from typing import Any
 
-from gnatswarm.router.supervision.operator_socket import MoveRequest, RestartRequest
+from gnatswarm.router.commands.operator_commands import NotFound, exchange, find
+from gnatswarm.router.supervision.operator_socket import (
+    MoveRequest,
+    OperatorRequest,
+    RebalanceRequest,
+    ReloadRequest,
+    RestartRequest,
+    ScaleRequest,
+)
 from tests.histories.generator import Faults, Generator
 from tests.support import swarm
 from tests.support.servers import KINDS, Broker, Kind, Log, wait_until
@@ -24,6 +36,16 @@ PAUSES = 100
 PAUSE_OPERATIONS = 200
 MOST_PAUSE_S = 0.05
 SERVES_DEADLINE_S = 30.0
+# Of what is mixed, how often each happens.
+MIXED_EACH = 3
+# A broker whose router dies five times within ten seconds ends.
+MOST_ROUTER_DEATHS, ROUTER_DEATHS_WITHIN_S = 3, 11.0
+UNREACHED = (AssertionError, OSError, EOFError, NotFound)
+# All clients are this user.
+GUESTS = (
+    "authorization {{ users: [ {{ user: guest, password: none, permissions: {{ publish: {{ deny: [{denied}] }}, "
+    "subscribe: {{ deny: [{denied}] }} }} }} ] }}\nno_auth_user: guest\n"
+)
 
 
 def serves(broker: Broker, shards: int) -> bool:
@@ -153,6 +175,107 @@ def kills_of_those_who_move(broker: Broker) -> Faults:
     return happen
 
 
+def mixes(broker: Broker) -> Faults:
+    """All that disturbs nobody, two at once: moves, reloads, a stopped shard, another router, more or fewer shards."""
+
+    async def happen(generator: Generator) -> None:
+        rng = generator.drawn()
+        deck = sorted(MIXED) * MIXED_EACH
+        rng.shuffle(deck)
+        pairs = [{*pair} for pair in zip(deck[::2], deck[1::2], strict=True)]
+        for number, pair in enumerate(pairs, 1):
+            await generator.wait_done(generator.operations * number // (len(pairs) + 1))
+            # Shards that leave close who cannot move.
+            generator.note_fault(" and ".join(sorted(pair)), everywhere(broker) if "scale" in pair else [])
+            await asyncio.gather(*(MIXED[name](broker, rng) for name in sorted(pair)))
+            await asyncio.to_thread(wait_until, partial(is_whole, broker), SERVES_DEADLINE_S)
+            generator.note_mended()
+
+    return happen
+
+
+async def move_some(broker: Broker, rng: Random) -> None:
+    old, new = rng.sample(range(broker.kind.shards), 2)
+    await tried(broker, MoveRequest(old, new, rng.randint(1, 12)))
+
+
+async def reload_others(broker: Broker, rng: Random) -> None:
+    """Accounts come and go, limits change, and what its clients may not do; nobody is there whom that concerns."""
+    assert broker.directory is not None
+    path = broker.directory / "broker.conf"
+    denied = ", ".join(f'"no.{number}"' for number in range(rng.randint(1, 9)))
+    accounts = ", ".join(f"X{number}: {{ }}" for number in rng.sample(range(9), 4))
+    more = f"max_payload: {rng.randint(60_000, 70_000)}\naccounts {{ {accounts} }}\n"
+    new = path.with_suffix(f".{rng.random()}")
+    new.write_text(more + GUESTS.format(denied=denied))
+    new.replace(path)
+    await tried(broker, ReloadRequest())
+
+
+async def stop_one(broker: Broker, rng: Random) -> None:
+    pid = rng.choice([row["pid"] for row in (await asyncio.to_thread(status_soon, broker))["shards"] if row["pid"]])
+    with suppress(ProcessLookupError):  # (it may leave)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            await asyncio.to_thread(threading.Event().wait, rng.random() * MOST_PAUSE_S)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+
+async def kill_router(broker: Broker, rng: Random) -> None:
+    """Unless it has died so often that the broker would end with it."""
+    status = await asyncio.to_thread(status_soon, broker)
+    times = _router_deaths.setdefault(broker.pid, [])
+    if sum(time.monotonic() - one < ROUTER_DEATHS_WITHIN_S for one in times) < MOST_ROUTER_DEATHS:
+        times.append(time.monotonic())
+        swarm.signal_shard(broker, status["router_pid"])
+
+
+_router_deaths: dict[int, list[float]] = {}
+
+
+async def scale_to(broker: Broker, rng: Random) -> None:
+    await tried(broker, ScaleRequest(rng.randint(1, broker.kind.shards + 2)))
+
+
+def status_soon(broker: Broker) -> dict[str, Any]:
+    """Its status, as soon as a router answers."""
+    found: list[dict[str, Any]] = []
+
+    def answers() -> bool:
+        with suppress(*UNREACHED):
+            found.append(swarm.status(broker))
+        return bool(found)
+
+    wait_until(answers, SERVES_DEADLINE_S)
+    return found[0]
+
+
+def is_whole(broker: Broker) -> bool:
+    """Whether it serves with its own number of shards; has it go back to that where it does not."""
+    with suppress(*UNREACHED):
+        if serves(broker, broker.kind.shards):
+            return True
+        exchange(find(broker.pid, broker.port), ScaleRequest(broker.kind.shards))
+    return False
+
+
+async def tried(broker: Broker, request: OperatorRequest) -> None:
+    """Ask for it. What happens at the same time may have it refused, or end the router that answers."""
+    with suppress(*UNREACHED):
+        await swarm.asked(broker, request)
+
+
+MIXED = {
+    "move": move_some,
+    "reload": reload_others,
+    "stop": stop_one,
+    "kill -9 of the router": kill_router,
+    "scale": scale_to,
+    "rebalance": lambda broker, _rng: tried(broker, RebalanceRequest()),
+}
+
+
 def everywhere(broker: Broker) -> list[str]:
     """All shards: nobody is told to which of them a connection has moved."""
     return [str(shard) for shard in range(broker.kind.shards)]
@@ -179,7 +302,7 @@ class Target:
         with ExitStack() as stack:
             if self.servers == 1:
                 args = [] if self.kind.is_oracle else ["--no-stats"]
-                yield [stack.enter_context(Broker(self.kind, args))]
+                yield [stack.enter_context(Broker(self.kind, args, self.config or None))]
             else:
                 yield cluster(stack, self.kind, self.servers, self.config)
 
@@ -218,6 +341,7 @@ FAULTY = (
     replace(PLAIN[1], name="gnatswarm-2-grown", faults=grows),
     replace(PLAIN[2], name="gnatswarm-4-restarted", faults=restarts),
     replace(PLAIN[2], name="gnatswarm-4-killed-in-moves", faults=kills_of_those_who_move),
+    replace(PLAIN[2], name="gnatswarm-4-mixed", faults=mixes, config=GUESTS.format(denied='"no"')),
 )
 # PONGs wait for other members, so that it keeps all that one broker does.
 CLUSTERED = (
