@@ -9,9 +9,11 @@ from typing import Any
 
 from gnatswarm.spark import charts
 from gnatswarm.spark.advice import Rows
-from gnatswarm.spark.figures import bucket
+from gnatswarm.spark.figures import bucket, visible
 
 DOTS_PER_INCH = 120
+# Characters of a label.
+MOST_SHOWN = 40
 
 
 def plots(answers: Mapping[str, Rows], directory: Path) -> list[Path]:
@@ -34,7 +36,9 @@ def plots(answers: Mapping[str, Rows], directory: Path) -> list[Path]:
     def bars(name: str, title: str, rows: list[tuple[str, float]]) -> None:
         if rows:
             pyplot.figure(figsize=(8, 0.9 + 0.3 * len(rows)))
-            pyplot.barh([label for label, _ in reversed(rows)], [value for _, value in reversed(rows)])
+            places = range(len(rows))  # (subjects of several accounts may have one name, and so one label)
+            pyplot.barh(places, [value for _, value in reversed(rows)])
+            pyplot.yticks(places, [_plain(label) for label, _ in reversed(rows)])
             keep(name, title)
 
     def over_time(name: str, title: str, column: str, scale: float) -> None:
@@ -56,6 +60,11 @@ def plots(answers: Mapping[str, Rows], directory: Path) -> list[Path]:
     over_time("lag", "p99 of the delay of timers, in ms", "lag_p99_us", 1e-3)
     matrix(answers, pyplot, keep)
     return written
+
+
+def _plain(label: str) -> str:
+    """A client's word, bounded; what is between two dollar signs would be drawn as a formula, or be an error in one."""
+    return visible(label, MOST_SHOWN).replace("$", r"\$")
 
 
 def matrix(answers: Mapping[str, Rows], pyplot: Any, keep: Any) -> None:

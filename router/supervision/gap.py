@@ -71,7 +71,10 @@ class Gaps:
             self._left = [msgspec.json.decode(row, type=records.GapRecord) for row in record.rows]
             self._late = {row.shard for row in self._left}  # as its log said
             for row in self._left:
-                if page.unrecorded(row.shard)[0] <= row.window_start_us:
+                # (By the time alone it would be known too seldom: a restarted shard's first window is said to begin
+                # at a multiple of its length, and so may end before the process that the row is about has begun.)
+                until_us, missing = page.unrecorded(row.shard)
+                if until_us <= row.window_start_us and missing == tuple([getattr(row, name) for name in _COUNTS]):
                     page.note_gap(row.shard, _end_us(row))
 
     def note(self, page: Page, process: ShardProcess, server_id: str, directory: str, reason: str) -> None:
@@ -98,11 +101,13 @@ class Gaps:
             reason=reason,
             **dict(zip(_COUNTS, missing, strict=True)),
         )
-        self._keep(row)
         self._noted_until_us[row.boot] = until_us
-        # In this order: where this router dies in between, the next one sees on the page that it does not know the row.
+        # In this order: where this router dies in between, the next one sees on the page that it does not know the row,
+        # which until then is not one with the shard's row that waits.
+        self._left.append(row)
         self._remember()
         page.note_gap(row.shard, _end_us(row))
+        self._keep(self._left.pop())
         self.write(directory, is_urgent=True)
 
     def write(self, directory: str, *, is_urgent: bool = False) -> None:

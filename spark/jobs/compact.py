@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import time
@@ -14,7 +15,7 @@ from gnatswarm.spark import schema
 from gnatswarm.spark.directories import absolute, unusable_text
 from gnatswarm.spark.jobs.arguments import compact_parser, date_mistake
 from gnatswarm.spark.jobs.progress import Progress
-from gnatswarm.spark.read import IDENTITY, no_days_text, read_parquet
+from gnatswarm.spark.read import IDENTITY, no_days_text, parquet, read_parquet
 from gnatswarm.spark.session import run
 from gnatswarm.spark.write import ROWS_PER_FILE, dated
 
@@ -23,23 +24,37 @@ SORTED_BY = {"subject": ["account", "subject", "window_start_us"], "queue": ["ac
 
 
 def compact(session: SparkSession, source: str, out: str, dates: list[str]) -> dict[str, int]:
-    """Rows by kind. A later run overwrites these days, and adds rows that were ingested late."""
-    statistics = read_parquet(session, source, dates)
+    """Rows by kind. A later run overwrites these days, and adds rows that were ingested late.
+
+    What an earlier one has put there stays, also if it has been removed from the tables since.
+    """
+    statistics, archived = (read_parquet(session, directory, dates) for directory in (source, out))
     counts = {}
-    files: DataFrame | None = None
     for kind in schema.KINDS:
-        rows = statistics[kind]
+        rows = _with_archived(statistics[kind], archived[kind])
         if n := rows.count():
             counts[kind] = n
             ordered = dated(rows.coalesce(-(-n // ROWS_PER_FILE))).sortWithinPartitions(
                 *SORTED_BY.get(kind, ["window_start_us"])
             )
             _overwrite_days(ordered, f"{out}/{kind}")
-            seen = dated(rows).select(*IDENTITY, "source", "date").distinct()
-            files = seen if files is None else files.unionByName(seen)
-    if files is not None:  # written last: a day is complete if the list of its files exists
+    if counts:  # written last: a day is complete if the list of its files exists
+        files = functools.reduce(DataFrame.union, (_files(session, f"{out}/{kind}", kind, dates) for kind in counts))
         _overwrite_days(files.distinct().withColumn("rows", F.lit(None).cast("bigint")).coalesce(1), f"{out}/files")
     return counts
+
+
+def _with_archived(rows: DataFrame, archived: DataFrame) -> DataFrame:
+    """The rows, and those of files that are in the archive alone."""
+    return rows.unionByName(archived.join(rows.select(*IDENTITY).distinct(), IDENTITY, "left_anti"))
+
+
+def _files(session: SparkSession, directory: str, kind: str, dates: list[str]) -> DataFrame:
+    """The files of which rows were written there, of these days."""
+    written = parquet(session, directory, schema.types(kind))
+    assert written is not None
+    day = F.col("date").cast("string")
+    return written.where(day.isin(dates)).select(*IDENTITY, "source", day.alias("date")).distinct()
 
 
 def _overwrite_days(rows: DataFrame, directory: str) -> None:

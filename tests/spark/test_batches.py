@@ -191,6 +191,31 @@ COPIES = [
 ]
 
 
+def test_a_day_that_is_archived_again_keeps_what_was_removed_from_the_tables_since(
+    spark: Any, tmp_path: Path, one_file: Path
+):
+    """A file of a dead broker may be finished, and come, after that: it would be all that is left of the day."""
+    from gnatswarm.spark.jobs.compact import compact
+    from gnatswarm.spark.write import write_batch
+
+    out, archive = tmp_path / "tables", tmp_path / "archive"
+    day = "2026-02-02"
+    write_batch(lines_of(spark, one_file), 0, str(out))
+    assert compact(spark, str(out), str(archive), [day]) == {"gap": 10}
+    for path in out.glob(f"*/batch=*/date={day}"):
+        shutil.rmtree(path)
+    write(late := tmp_path / "late.jsonl", [row(2, number) for number in range(3)])
+    write_batch(lines_of(spark, late), 1, str(out))
+    for _ in range(2):
+        assert compact(spark, str(out), str(archive), [day]) == {"gap": 13}
+    assert msgs(spark, archive) == (13, 0) and len(list(archive.glob("gap/**/*.parquet"))) == 1
+    listed = spark.read.parquet(str(archive / "files")).select("file", "source", "date").collect()
+    assert sorted((one["file"], Path(one["source"]).name, str(one["date"])) for one in listed) == [
+        (1, "one.jsonl", day),
+        (2, "late.jsonl", day),
+    ]
+
+
 def test_of_copies_that_come_together_the_one_with_the_most_rows_is_taken(spark: Any, tmp_path: Path):
     from gnatswarm.spark.read import place, split
     from gnatswarm.spark.write import write_batch

@@ -42,9 +42,9 @@ def hidden_and_shown(directory: Path) -> tuple[Path, Path]:
     return hidden, hidden.with_name(hidden.name[1:])
 
 
-def end(gaps: Gaps, page: Page, directory: Path | str, shard: int = 3, boot: str = "b") -> None:
+def end(gaps: Gaps, page: Page, directory: Path | str, shard: int = 3, boot: str = "b", booted_us: int = 1) -> None:
     """A process ends, of which the page has this."""
-    process: Any = SimpleNamespace(shard=shard, boot_id=boot, booted_us=1)
+    process: Any = SimpleNamespace(shard=shard, boot_id=boot, booted_us=booted_us)
     gaps.note(page, process, "server", str(directory), "killed")
 
 
@@ -213,6 +213,52 @@ def test_a_router_that_dies_while_it_notes_a_gap_leaves_it_once(tmp_path: Path, 
     successor.close(str(tmp_path))
     assert sorted((row["boot"], row["in_msgs"]) for row in rows(tmp_path)) == [("b", 5), ("next", 2)]
     assert not any(page.unrecorded(3)[1])
+    page.close()
+
+
+def test_a_restarted_shard_whose_first_window_begins_before_its_gap_loses_nothing(tmp_path: Path):
+    """Windows begin at multiples of their length, so its first one may seem to end before the one before it died."""
+    page = Page.create()
+    page.store(3, "in_msgs", 5)
+    told: list[GapsRecord] = []
+    gaps = Gaps(lambda: told.append(gaps.record))
+    end(gaps, page, tmp_path, booted_us=16_000_000)
+    page.note_recorded(3, 12_500_000, (0, 0, 0, 0, 0, 0))
+    page.store(3, "in_msgs", 12)
+    successor = Gaps(lambda: None)
+    successor.take_over(told[0], page)
+    assert page.unrecorded(3) == (12_500_000, (7, 0, 0, 0, 0, 0))
+    gaps.close(str(tmp_path))
+    page.close()
+
+
+def test_a_router_that_dies_while_it_notes_another_gap_of_a_shard_leaves_both_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    """The first one waits for a disk that is full."""
+    page = Page.create()
+    page.store(3, "in_msgs", 5)
+    told: list[GapsRecord] = []
+
+    def remember() -> None:
+        told.append(gaps.record)
+        if page.unrecorded(3)[1][0] == 2:
+            raise RouterDies
+
+    gaps = Gaps(remember)
+    with monkeypatch.context() as full:
+        full.setattr(statfile.StatFile, "append", refuse)
+        end(gaps, page, tmp_path)
+        wait_until(lambda: [None for t in threading.enumerate() if t.name == "gap row"] == [])
+        gaps.write(str(tmp_path))
+        page.store(3, "in_msgs", 7)
+        with pytest.raises(RouterDies):
+            end(gaps, page, tmp_path, boot="next")
+    successor = Gaps(lambda: None)
+    successor.take_over(told[-1], page)
+    end(successor, page, tmp_path, boot="next")
+    successor.close(str(tmp_path))
+    assert sum(row["in_msgs"] for row in rows(tmp_path)) == 7 == successor.msgs
     page.close()
 
 
