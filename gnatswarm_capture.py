@@ -8,7 +8,8 @@
 settle() does not guess: it sends PING and waits for PONG. So a test can check that nothing was published, without
 waiting for a time. Reading (`messages`, len(), iteration) shows what has arrived so far, without any I/O. Each method
 that blocks has an awaitable twin: `await captured.asettle()`. Needs no NATS client; survives a broker's restart. One
-thread and one connection each; messages are kept in memory until clear().
+thread and one connection each; messages are kept in memory until clear(). In a child after fork() it is closed, with
+what had arrived; the parent's goes on.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ import collections
 import contextlib
 import json
 import math
+import os
 import select
 import socket
 import ssl
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -77,6 +80,18 @@ class _Fence:
     ping = 0
 
 
+# All that this process has made, for its children after fork().
+_all: weakref.WeakSet[Capture] = weakref.WeakSet()
+
+
+def _leave_all_to_parent() -> None:
+    for capture in list(_all):
+        capture._leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_leave_all_to_parent)
+
+
 class Capture:
     """Collects messages from its construction until close(). CaptureError if the broker refuses the subscription."""
 
@@ -104,6 +119,7 @@ class Capture:
         self._is_closed = False
         self._has_ended = False  # the thread
         self._wakers: list[Callable[[], None]] = []  # of event loops that wait for a change
+        _all.add(self)
         try:
             self._connection = _Connection(login, self._subscribe)
         except OSError as error:
@@ -286,6 +302,16 @@ class Capture:
             self._notify()
         if connection is not None:
             connection.close()
+
+    def _leave_to_parent(self) -> None:
+        """In a child after fork(): hold neither the connection, which would not end with the parent's, nor its lock."""
+        self._changed = threading.Condition()  # the thread that reads, which is the parent's, may have had it
+        self._wakers = []
+        self._is_closed = self._has_ended = True
+        self._failure = self._failure or "the capture is the parent process's"
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.release()
 
     def __enter__(self) -> Self:
         return self

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import math
 import os
 import signal
 import socket
 import ssl
+import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -253,6 +255,50 @@ async def test_a_deadline_that_never_passes_is_refused(broker):
 def test_what_is_no_subject_is_refused(broker, subject: str):
     with pytest.raises(ValueError, match="not a subject"):
         broker.capture(subject)
+
+
+def test_a_forked_child_leaves_it_to_its_parent():
+    """Even if the thread that reads had the lock at that moment; and the child does not keep it subscribed."""
+    with gnatswarm.Broker() as broker:
+        captured = broker.capture("a")
+        is_locked, may_go_on = threading.Event(), threading.Event()
+
+        def lock() -> None:
+            with captured._changed:
+                is_locked.set()
+                may_go_on.wait()
+
+        thread = threading.Thread(target=lock)
+        thread.start()
+        is_locked.wait()
+        reader, writer = os.pipe()
+        its_reader, its_writer = os.pipe()
+        child = os.fork()
+        if not child:
+            os.close(writer)
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(30)  # or it would wait for the lock for ever
+            captured.close()
+            with contextlib.suppress(gnatswarm.CaptureError):
+                captured.settle()
+                os._exit(1)
+            os.write(its_writer, f"{captured.messages} {captured.is_closed}".encode())
+            os.read(reader, 1)
+            os._exit(0)
+        for end in (reader, its_writer):
+            os.close(end)
+        said = os.read(its_reader, 100)
+        may_go_on.set()
+        thread.join()
+        captured.settle()
+        captured.close()
+        try:
+            assert said == b"[] True"
+            wait_until(lambda: broker.connections == 0)
+        finally:
+            os.close(writer)
+            os.close(its_reader)
+            os.waitpid(child, 0)
 
 
 def test_the_brokers_refusal_is_in_the_error(broker):
