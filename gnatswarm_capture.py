@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import concurrent.futures
 import contextlib
+import contextvars
 import json
 import math
 import os
@@ -29,7 +31,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 # For connecting, for settle() and receive(), and for reconnecting after the broker's restart.
 DEADLINE_S = 10.0
@@ -38,6 +40,8 @@ _READ_BYTES = 65536
 # Subjects that the text of a TimeoutError names.
 _MOST_NAMED = 8
 _NEAR = 0.6  # of difflib's ratio
+
+Result = TypeVar("Result")
 
 
 class CaptureError(Exception):
@@ -78,6 +82,40 @@ class _Fence:
 
     connection: _Connection | None = None
     ping = 0
+
+
+async def on_thread(work: Callable[[], Result], undo: Callable[[Result], object] | None = None) -> Result:
+    """Run work() on a thread of its own while the event loop continues; returns its result or raises its exception.
+
+    It does not use the loop's own threads, which a program may keep busy, with what waits for us above all. A cancelled
+    call ends after work has ended (all work is bounded in time) and undo() has undone its result, which nobody else
+    could do.
+    """
+    answer: concurrent.futures.Future[Result] = concurrent.futures.Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(work())
+        except BaseException as error:  # raised again in the caller
+            answer.set_exception(error)
+
+    context = contextvars.copy_context()
+    thread = threading.Thread(target=context.run, args=(run,), name="gnatswarm call", daemon=True)
+    thread.start()
+    waiting = asyncio.wrap_future(answer)
+    try:
+        return await asyncio.shield(waiting)
+    except asyncio.CancelledError:
+        while not waiting.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait([waiting])
+        if undo is not None and waiting.exception() is None:
+            result = waiting.result()
+            await on_thread(lambda: undo(result))
+        raise
+    finally:
+        if waiting.done():
+            thread.join()
 
 
 # All that this process has made, for its children after fork().
@@ -198,7 +236,7 @@ class Capture:
         """The same, awaited."""
         await self._until(lambda: len(self._messages) >= count or bool(self._failure), deadline_s)
         messages = self._received(count, deadline_s)
-        return messages or self._missed(count, deadline_s, await asyncio.to_thread(self._elsewhere))
+        return messages or self._missed(count, deadline_s, await on_thread(self._elsewhere))
 
     def _received(self, count: int, deadline_s: float) -> list[Message]:
         """The messages, if there are enough; []: too few came in time."""

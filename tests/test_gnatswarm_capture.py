@@ -13,6 +13,7 @@ import ssl
 import threading
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,22 @@ def any_broker(request: pytest.FixtureRequest, broker: gnatswarm.BrokerProcess) 
     else:
         with gnatswarm.Broker() as embedded:
             yield embedded
+
+
+async def test_waiting_in_vain_ends_though_the_loop_has_no_thread_left(broker):
+    """As where each of them waits for the same message."""
+    captured = await broker.acapture("a")
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    may_end = threading.Event()
+    waiting = asyncio.create_task(asyncio.to_thread(may_end.wait, 60))
+    try:
+        with pytest.raises(TimeoutError, match="0 of 1 messages"):
+            await captured.areceive(1, deadline_s=0.01)
+        assert not waiting.done()
+    finally:
+        may_end.set()
+        await waiting
+        await captured.aclose()
 
 
 async def test_waiting_in_vain_says_what_was_published_instead(any_broker):
