@@ -8,25 +8,30 @@
 settle() does not guess: it sends PING and waits for PONG. So a test can check that nothing was published, without
 waiting for a time. Reading (`messages`, len(), iteration) shows what has arrived so far, without any I/O. Each method
 that blocks has an awaitable twin: `await captured.asettle()`. Needs no NATS client; survives a broker's restart. One
-thread and one connection each; messages are kept in memory until clear().
+thread and one connection each; messages are kept in memory until clear(). In a child after fork() it is closed, with
+what had arrived; the parent's goes on.
 """
 
 from __future__ import annotations
 
 import asyncio
 import collections
+import concurrent.futures
 import contextlib
+import contextvars
 import json
 import math
+import os
 import select
 import socket
 import ssl
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 # For connecting, for settle() and receive(), and for reconnecting after the broker's restart.
 DEADLINE_S = 10.0
@@ -35,6 +40,8 @@ _READ_BYTES = 65536
 # Subjects that the text of a TimeoutError names.
 _MOST_NAMED = 8
 _NEAR = 0.6  # of difflib's ratio
+
+Result = TypeVar("Result")
 
 
 class CaptureError(Exception):
@@ -77,6 +84,52 @@ class _Fence:
     ping = 0
 
 
+async def on_thread(work: Callable[[], Result], undo: Callable[[Result], object] | None = None) -> Result:
+    """Run work() on a thread of its own while the event loop continues; returns its result or raises its exception.
+
+    It does not use the loop's own threads, which a program may keep busy, with what waits for us above all. A cancelled
+    call ends after work has ended (all work is bounded in time) and undo() has undone its result, which nobody else
+    could do.
+    """
+    answer: concurrent.futures.Future[Result] = concurrent.futures.Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(work())
+        except BaseException as error:  # raised again in the caller
+            answer.set_exception(error)
+
+    context = contextvars.copy_context()
+    thread = threading.Thread(target=context.run, args=(run,), name="gnatswarm call", daemon=True)
+    thread.start()
+    waiting = asyncio.wrap_future(answer)
+    try:
+        return await asyncio.shield(waiting)
+    except asyncio.CancelledError:
+        while not waiting.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait([waiting])
+        if undo is not None and waiting.exception() is None:
+            result = waiting.result()
+            await on_thread(lambda: undo(result))
+        raise
+    finally:
+        if waiting.done():
+            thread.join()
+
+
+# All that this process has made, for its children after fork().
+_all: weakref.WeakSet[Capture] = weakref.WeakSet()
+
+
+def _leave_all_to_parent() -> None:
+    for capture in list(_all):
+        capture._leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_leave_all_to_parent)
+
+
 class Capture:
     """Collects messages from its construction until close(). CaptureError if the broker refuses the subscription."""
 
@@ -104,6 +157,7 @@ class Capture:
         self._is_closed = False
         self._has_ended = False  # the thread
         self._wakers: list[Callable[[], None]] = []  # of event loops that wait for a change
+        _all.add(self)
         try:
             self._connection = _Connection(login, self._subscribe)
         except OSError as error:
@@ -182,7 +236,7 @@ class Capture:
         """The same, awaited."""
         await self._until(lambda: len(self._messages) >= count or bool(self._failure), deadline_s)
         messages = self._received(count, deadline_s)
-        return messages or self._missed(count, deadline_s, await asyncio.to_thread(self._elsewhere))
+        return messages or self._missed(count, deadline_s, await on_thread(self._elsewhere))
 
     def _received(self, count: int, deadline_s: float) -> list[Message]:
         """The messages, if there are enough; []: too few came in time."""
@@ -286,6 +340,16 @@ class Capture:
             self._notify()
         if connection is not None:
             connection.close()
+
+    def _leave_to_parent(self) -> None:
+        """In a child after fork(): hold neither the connection, which would not end with the parent's, nor its lock."""
+        self._changed = threading.Condition()  # the thread that reads, which is the parent's, may have had it
+        self._wakers = []
+        self._is_closed = self._has_ended = True
+        self._failure = self._failure or "the capture is the parent process's"
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.release()
 
     def __enter__(self) -> Self:
         return self

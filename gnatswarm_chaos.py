@@ -9,8 +9,8 @@ Clients that connect to `url` have the faults, all others have none; so a second
 happens to a message follows from the seed, the number of its connection (in the order of their coming) and its own
 number in it: the same test has the same faults. `happened` lists them. Messages of connections with TLS or
 WebSocket cannot be told apart: for them there is `slow`, `stall` and `cut`. Shards are killed, stopped and continued by
-signals, and parted by the broker itself; `shards` is whoever can do that (a gnatswarm.BrokerProcess). Shares no code
-with a broker.
+signals, and parted by the broker itself; `shards` is whoever can do that (a gnatswarm.BrokerProcess). A child after
+fork() can connect to `url`, and leaves all else to its parent. Shares no code with a broker.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import random
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Coroutine, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,6 +91,18 @@ class Shards(Protocol):
         """Break the link between two shards for so long; 0: no longer. Returns when it is broken."""
 
 
+# All that this process has made, for its children after fork().
+_all: weakref.WeakSet[Chaos] = weakref.WeakSet()
+
+
+def _leave_all_to_parent() -> None:
+    for chaos in list(_all):
+        chaos._leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_leave_all_to_parent)
+
+
 class Chaos:
     """The proxy in front of the server at `url` (nats://…), on a free port of 127.0.0.1; and faults of its `shards`.
 
@@ -120,10 +133,13 @@ class Chaos:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._flowing = asyncio.Event()
         self._ending = asyncio.Event()
+        self._server: asyncio.Server | None = None
         self._open: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
+        self._of_parent: list[object] = []  # in a child after fork(): never to be cleared away there
+        _all.add(self)
 
     # ---- its life
 
@@ -154,6 +170,19 @@ class Chaos:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+    def _leave_to_parent(self) -> None:
+        """In a child after fork(): hold no connection, which would not end with the parent's, and end no fault."""
+        sockets = [writer.get_extra_info("socket") for writer in self._open]
+        sockets += self._server.sockets if self._server is not None else ()
+        self._of_parent += [self._loop, self._server, self._open, self._tasks]
+        self._loop = self._server = None
+        self._open, self._tasks, self._held, self._parted = set(), set(), {}, set()
+        null = os.open(os.devnull, os.O_RDWR)
+        for number in [sock.fileno() for sock in sockets]:
+            if number >= 0:  # in its place, because its owner may close the number one day
+                os.dup2(null, number, inheritable=False)
+        os.close(null)
 
     @property
     def url(self) -> str:
@@ -324,7 +353,7 @@ class Chaos:
             if not self._is_stalled:
                 self._flowing.set()
             server = await asyncio.start_server(lambda *streams: self._begin(self._connect(*streams)), "127.0.0.1", 0)
-            self._port = server.sockets[0].getsockname()[1]
+            self._server, self._port = server, server.sockets[0].getsockname()[1]
         except OSError as error:
             self._failure = error
             return
@@ -355,12 +384,14 @@ class Chaos:
     async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._connections += 1
         number = self._connections
+        self._open.add(writer)
         try:
             there, to_there = await asyncio.open_connection(*self._target)
         except OSError:
+            self._open.discard(writer)
             writer.transport.abort()
             return
-        self._open |= {writer, to_there}
+        self._open.add(to_there)
         late: dict[str, set[asyncio.Task[None]]] = {"publish": set(), "deliver": set()}
         publish = asyncio.ensure_future(self._pump(reader, to_there, number, "publish", late["publish"]))
         deliver = asyncio.ensure_future(self._pump(there, writer, number, "deliver", late["deliver"]))

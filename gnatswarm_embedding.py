@@ -18,20 +18,16 @@ that fails or that has not been started.
 
 from __future__ import annotations
 
-import asyncio
 import base64
-import concurrent.futures
 import contextlib
-import contextvars
 import dataclasses
 import os
 import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
 from urllib.parse import unquote, urlsplit
 
 if TYPE_CHECKING:
@@ -45,7 +41,7 @@ if TYPE_CHECKING:
 
 from gnatswarm.any_broker import AnyBroker, ConnectOptions
 from gnatswarm.broker.options import Options
-from gnatswarm.capture import Capture, CaptureError, Login, Message
+from gnatswarm.capture import Capture, CaptureError, Login, Message, on_thread
 from gnatswarm.router.broker_process import BrokerFailed, RouterProcess, dialled
 from gnatswarm.router.config.conf_tree import ConfigError
 from gnatswarm.router.config.keywords import Keywords, UnknownOption, conf_text, options_from
@@ -74,42 +70,6 @@ EXTERNAL_DEADLINE_S = 10.0
 # Subjects of published(), as the router has it for BrokerProcess.
 MOST_PUBLISHED = 1000
 NOT_RUNNING = "the broker has not been started, or has been stopped"
-
-Result = TypeVar("Result")
-
-
-async def _on_thread(work: Callable[[], Result], undo: Callable[[Result], object] | None = None) -> Result:
-    """Run work() on a thread of its own while the event loop continues; returns its result or raises its exception.
-
-    It does not use the loop's own threads, which a program may keep busy. A cancelled call ends after work has ended
-    (all work is bounded in time) and undo() has undone its result, which nobody else could do.
-    """
-    answer: concurrent.futures.Future[Result] = concurrent.futures.Future()
-
-    def run() -> None:
-        try:
-            answer.set_result(work())
-        except BaseException as error:  # raised again in the caller
-            answer.set_exception(error)
-
-    context = contextvars.copy_context()
-    thread = threading.Thread(target=context.run, args=(run,), name="gnatswarm call", daemon=True)
-    thread.start()
-    waiting = asyncio.wrap_future(answer)
-    try:
-        return await asyncio.shield(waiting)
-    except asyncio.CancelledError:
-        while not waiting.done():
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.wait([waiting])
-        if undo is not None and waiting.exception() is None:
-            result = waiting.result()
-            await _on_thread(lambda: undo(result))
-        raise
-    finally:
-        if waiting.done():
-            thread.join()
-
 
 # All that this process has made, for its children after fork().
 _endpoints: weakref.WeakSet[_Endpoint] = weakref.WeakSet()
@@ -185,31 +145,31 @@ class _Endpoint:
 
     async def astart(self) -> Self:
         """start(), awaited; leaves no broker running if it is cancelled."""
-        return await _on_thread(self.start, lambda _started: self.stop())
+        return await on_thread(self.start, lambda _started: self.stop())
 
     async def astop(self) -> None:
         """stop(), awaited."""
-        await _on_thread(self.stop)
+        await on_thread(self.stop)
 
     async def areload(self, **changes: Unpack[Keywords]) -> list[Change]:
         """reload(), awaited."""
-        return await _on_thread(lambda: self.reload(**changes))
+        return await on_thread(lambda: self.reload(**changes))
 
     async def adisconnect_clients(self, first_cid: int = 0) -> int:
         """disconnect_clients(), awaited."""
-        return await _on_thread(lambda: self.disconnect_clients(first_cid))
+        return await on_thread(lambda: self.disconnect_clients(first_cid))
 
     async def anext_client_id(self) -> int:
         """next_client_id(), awaited."""
-        return await _on_thread(self.next_client_id)
+        return await on_thread(self.next_client_id)
 
     async def apublished(self) -> dict[str, int]:
         """published(), awaited."""
-        return await _on_thread(self.published)
+        return await on_thread(self.published)
 
     async def ashard_count(self) -> int:
         """shard_count(), awaited."""
-        return await _on_thread(self.shard_count)
+        return await on_thread(self.shard_count)
 
     # ---- clients
 
@@ -282,7 +242,7 @@ class _Endpoint:
         tls: ssl.SSLContext | None = None,
     ) -> Capture:
         """capture(), awaited; leaves no capture open if it is cancelled."""
-        return await _on_thread(
+        return await on_thread(
             lambda: self.capture(subject, queue=queue, user=user, password=password, token=token, tls=tls),
             lambda capture: capture.close(),
         )
@@ -335,7 +295,7 @@ class _Endpoint:
 
     async def aclose_captures(self) -> None:
         """close_captures(), awaited."""
-        await _on_thread(self.close_captures)
+        await on_thread(self.close_captures)
 
     # ---- life
 
@@ -474,7 +434,7 @@ class Broker(_Endpoint):
 
     async def arestart(self) -> None:
         """restart(), awaited."""
-        await _on_thread(self.restart)
+        await on_thread(self.restart)
 
     def reload(self, **changes: Unpack[Keywords]) -> list[Change]:
         """Change options while it runs; returns the changes. ConfigError, BrokerFailed: nothing was changed."""
@@ -632,31 +592,31 @@ class BrokerProcess(RouterProcess, _Endpoint):
 
     async def arestart(self, *, kill: bool = False) -> None:
         """restart(), awaited."""
-        await _on_thread(lambda: self.restart(kill=kill))
+        await on_thread(lambda: self.restart(kill=kill))
 
     async def akill(self) -> None:
         """kill(), awaited."""
-        await _on_thread(self.kill)
+        await on_thread(self.kill)
 
     async def akill_shard(self, shard: int = 0) -> None:
         """kill_shard(), awaited."""
-        await _on_thread(lambda: self.kill_shard(shard))
+        await on_thread(lambda: self.kill_shard(shard))
 
     async def apart_shards(self, shard: int, other: int, seconds: float) -> None:
         """part_shards(), awaited."""
-        await _on_thread(lambda: self.part_shards(shard, other, seconds))
+        await on_thread(lambda: self.part_shards(shard, other, seconds))
 
     async def ascale(self, shards: int) -> None:
         """scale(), awaited."""
-        await _on_thread(lambda: self.scale(shards))
+        await on_thread(lambda: self.scale(shards))
 
     async def astatus(self) -> Status:
         """status(), awaited."""
-        return await _on_thread(self.status)
+        return await on_thread(self.status)
 
     async def ashard_pids(self) -> list[int]:
         """shard_pids(), awaited."""
-        return await _on_thread(self.shard_pids)
+        return await on_thread(self.shard_pids)
 
 
 if TYPE_CHECKING:

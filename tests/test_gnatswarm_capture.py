@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import math
 import os
 import signal
 import socket
 import ssl
+import threading
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +123,22 @@ def any_broker(request: pytest.FixtureRequest, broker: gnatswarm.BrokerProcess) 
     else:
         with gnatswarm.Broker() as embedded:
             yield embedded
+
+
+async def test_waiting_in_vain_ends_though_the_loop_has_no_thread_left(broker):
+    """As where each of them waits for the same message."""
+    captured = await broker.acapture("a")
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    may_end = threading.Event()
+    waiting = asyncio.create_task(asyncio.to_thread(may_end.wait, 60))
+    try:
+        with pytest.raises(TimeoutError, match="0 of 1 messages"):
+            await captured.areceive(1, deadline_s=0.01)
+        assert not waiting.done()
+    finally:
+        may_end.set()
+        await waiting
+        await captured.aclose()
 
 
 async def test_waiting_in_vain_says_what_was_published_instead(any_broker):
@@ -253,6 +272,50 @@ async def test_a_deadline_that_never_passes_is_refused(broker):
 def test_what_is_no_subject_is_refused(broker, subject: str):
     with pytest.raises(ValueError, match="not a subject"):
         broker.capture(subject)
+
+
+def test_a_forked_child_leaves_it_to_its_parent():
+    """Even if the thread that reads had the lock at that moment; and the child does not keep it subscribed."""
+    with gnatswarm.Broker() as broker:
+        captured = broker.capture("a")
+        is_locked, may_go_on = threading.Event(), threading.Event()
+
+        def lock() -> None:
+            with captured._changed:
+                is_locked.set()
+                may_go_on.wait()
+
+        thread = threading.Thread(target=lock)
+        thread.start()
+        is_locked.wait()
+        reader, writer = os.pipe()
+        its_reader, its_writer = os.pipe()
+        child = os.fork()
+        if not child:
+            os.close(writer)
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(30)  # or it would wait for the lock for ever
+            captured.close()
+            with contextlib.suppress(gnatswarm.CaptureError):
+                captured.settle()
+                os._exit(1)
+            os.write(its_writer, f"{captured.messages} {captured.is_closed}".encode())
+            os.read(reader, 1)
+            os._exit(0)
+        for end in (reader, its_writer):
+            os.close(end)
+        said = os.read(its_reader, 100)
+        may_go_on.set()
+        thread.join()
+        captured.settle()
+        captured.close()
+        try:
+            assert said == b"[] True"
+            wait_until(lambda: broker.connections == 0)
+        finally:
+            os.close(writer)
+            os.close(its_reader)
+            os.waitpid(child, 0)
 
 
 def test_the_brokers_refusal_is_in_the_error(broker):

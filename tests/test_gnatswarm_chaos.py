@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import math
+import os
 import socket
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -174,6 +175,41 @@ def test_it_can_be_started_again_and_ends_without_a_word(broker: gnatswarm.Broke
             assert sock.recv(5) == b"INFO "
             chaos.stop()
     assert "Exception" not in capfd.readouterr().err
+
+
+async def test_a_forked_child_leaves_it_to_its_parent(broker: gnatswarm.Broker):
+    """What the child would hold open could not be cut, and nobody would hear that a client has closed."""
+    with gnatswarm.Chaos(broker.url) as chaos:
+        port = int(chaos.url.rpartition(":")[2])
+        before = broker.connections
+        leaving, staying = await connected(port), await connected(port)
+        reader, writer = os.pipe()
+        its_reader, its_writer = os.pipe()
+        child = os.fork()
+        if not child:
+            os.close(writer)
+            for client in (leaving, staying):
+                client.sock.close()
+            chaos.stop()
+            os.write(its_writer, b"1")
+            os.read(reader, 1)
+            os._exit(0)
+        for end in (reader, its_writer):
+            os.close(end)
+        try:
+            assert os.read(its_reader, 1) == b"1"
+            leaving.close()
+            await until(lambda: broker.connections == before + 1)
+            chaos.cut()
+            await staying.wait_closed()
+            staying.close()
+            chaos.stop()
+            with pytest.raises(ConnectionError):
+                await connected(port)
+        finally:
+            os.close(writer)
+            os.close(its_reader)
+            await asyncio.to_thread(os.waitpid, child, 0)
 
 
 def test_mistakes_are_said(broker: gnatswarm.Broker):

@@ -19,7 +19,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 from urllib.parse import quote, unquote, urlsplit
 
 try:
@@ -366,10 +366,15 @@ def _subscribers(row: dict[str, Any]) -> Text:
 # ---- the screen
 
 
+def _is_terminal(stream: TextIO | None) -> bool:
+    """None: it is closed (`>&-`)."""
+    return stream is not None and stream.isatty()
+
+
 @contextlib.contextmanager
 def _single_keys() -> Iterator[bool]:
     """Read keys one by one without echo; yields False if standard input is no terminal."""
-    if not sys.stdin.isatty():
+    if not _is_terminal(sys.stdin):
         yield False
         return
     import termios
@@ -400,7 +405,7 @@ def _log_in(pages: PagesClient) -> None:
             pages.get("varz")
             return
         except PasswordWanted:
-            if attempt == ATTEMPTS or not sys.stdin.isatty():
+            if attempt == ATTEMPTS or not _is_terminal(sys.stdin):
                 raise
         print(f"{pages.url} wants a user and a password.", file=sys.stderr)
         sys.stderr.write(f"User{f' [{pages.user}]' if pages.user else ''}: ")
@@ -411,7 +416,7 @@ def _log_in(pages: PagesClient) -> None:
 
 def run(url: str, *, sort: str = "cid", interval_s: float = 1.0, looks: int = 0) -> int:
     """Show the screen until q or ^C, or `looks` times (0: no limit); returns the exit code."""
-    console = Console() if sys.stdout.isatty() else Console(width=WIDE)
+    console = Console() if _is_terminal(sys.stdout) else Console(width=WIDE)
     try:
         pages = PagesClient(url)
         _log_in(pages)

@@ -245,6 +245,17 @@ def test_without_a_terminal_it_says_where_a_password_goes(
     assert "wants a user and a password: http://USER:PASSWORD@HOST:PORT" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("looks", "code"), [(1, 0), (0, 1)])
+def test_closed_streams_are_no_terminal(
+    guarded: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], looks: int, code: int
+) -> None:
+    """Python has None for each that is closed, as by `gnatswarm top <&- >&-`."""
+    monkeypatch.setattr(sys, "stdin", None)
+    monkeypatch.setattr(sys, "stdout", None)
+    assert top.run(f"ann:s%3Aecret@{guarded}" if looks else guarded, looks=looks) == code
+    assert ("wants a user and a password" in capsys.readouterr().err) == (code == 1)
+
+
 def test_a_password_in_the_address_may_be_quoted(guarded: str) -> None:
     assert top.PagesClient(f"http://ann:s%3Aecret@{guarded}").get("varz") is not None
 
