@@ -250,6 +250,32 @@ async def test_a_reload_holds_for_clients_whose_move_is_stopped(two: LinkedShard
     assert told.startswith(b"-ERR 'Permissions Violation for Subscription to ") and b'"b"' in told
 
 
+@pytest.mark.parametrize("is_moving", [False, True])
+async def test_rights_that_a_reload_takes_are_not_kept_by_who_moves_before_its_turn(
+    two: LinkedShards, *, is_moving: bool
+) -> None:
+    """The next shard, where the reload is over, looks at nobody any more who has the rights of now."""
+    client = await come(two, "SUB a 1\r\nSUB b 2\r\n")
+    old, new = two.shards
+    clients = old.one.shard.clients
+    (session,) = clients.open.values()
+    assert not old.host.open_way(1)
+    if is_moving:  # it is not written down yet
+        old.moves.move([session.connection], 1)
+    clients._checks_soon = not is_moving  # a turn that does not come yet
+    for shard in two.shards:
+        shard.one.shard.reload(options("b"))
+    if not is_moving:
+        old.moves.move([session.connection], 1)
+    await until(lambda: old.ended)
+    assert "a reload is under way" in old.ended[0]
+    clients._check_some()
+    assert await moved(two, 1) == {}
+    assert b'Permissions Violation for Subscription to "b"' in await client.talk(b"PING\r\n")
+    await until(lambda: len(new.cids) == 1)
+    assert new.one.shard.mesh.account(b"$G").n_subs == 1
+
+
 class Moves:
     """What the engine was told of clients that come."""
 
