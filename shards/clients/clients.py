@@ -441,6 +441,10 @@ class Clients:
         """No client may publish or subscribe to a longer subject."""
         return self._limits.max_control_line_bytes
 
+    def is_unchecked(self, session: ClientSession) -> bool:
+        """Whether a reload has yet to come to this client: the next shard, where it is over perhaps, would not."""
+        return session in self._unchecked
+
     def is_expected(self, cid: int) -> bool:
         """Whether a client of another shard is about to go on here."""
         return cid in self._expected

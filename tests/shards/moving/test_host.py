@@ -14,12 +14,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from gnatswarm.broker.freezer import freeze
 from gnatswarm.broker.frozen import OfferedClient, RecordRefused
 from gnatswarm.broker.moves import SLICE_SUBS
-from gnatswarm.broker.options import Options, Permissions, PublishLimits, User
+from gnatswarm.broker.options import Account, Options, Permissions, PublishLimits, User
 from gnatswarm.shards.boundary.control import ClusterNews
 from gnatswarm.shards.boundary.linkdir import path_for_moves
 from gnatswarm.shards.clients import moved as records
@@ -274,6 +275,24 @@ async def test_rights_that_a_reload_takes_are_not_kept_by_who_moves_before_its_t
     assert b'Permissions Violation for Subscription to "b"' in await client.talk(b"PING\r\n")
     await until(lambda: len(new.cids) == 1)
     assert new.one.shard.mesh.account(b"$G").n_subs == 1
+
+
+async def test_a_limit_of_connections_holds_for_who_was_to_move_before_a_reload_came_to_it(two: LinkedShards) -> None:
+    """It is not counted yet, and the next shard has counted those that are there."""
+    clients = [await come(two) for _ in range(2)]
+    old = two.shards[0]
+    here = old.one.shard.clients
+    here._checks_soon = True  # a turn that does not come yet
+    for shard in two.shards:
+        shard.one.shard.reload(msgspec.structs.replace(options("c"), accounts=(Account("$G", max_connections=1),)))
+    done: list[int] = []
+    old.departures.begin({1: 2}, 20.0, lambda n, _: done.append(n))
+    await until(lambda: old.departures.reasons == {"a reload has yet to come to it": 2} or done)
+    here._check_some()
+    await until(lambda: done)
+    assert done == [1]
+    assert two.page.connections == 1
+    assert "maximum account active connections exceeded" in (await clients[1].wait(b"'")).decode()
 
 
 class Moves:
