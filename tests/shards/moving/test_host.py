@@ -277,6 +277,21 @@ async def test_rights_that_a_reload_takes_are_not_kept_by_who_moves_before_its_t
     assert new.one.shard.mesh.account(b"$G").n_subs == 1
 
 
+async def test_rules_of_before_a_reload_are_forgotten_when_who_moved_meanwhile_has_gone(two: LinkedShards) -> None:
+    await come(two)
+    old, new = two.shards
+    clients = old.one.shard.clients
+    (session,) = clients.open.values()
+    assert not old.host.open_way(1)
+    old.moves.move([session.connection], 1)
+    await until(lambda: new.one.shard.clients.is_expected(session.connection.cid))
+    old.one.shard.reload(options("c"))
+    assert clients._formers
+    await until(lambda: old.ended)
+    assert old.ended == [""]
+    assert not clients._formers and not clients.rights._before
+
+
 async def test_a_limit_of_connections_holds_for_who_was_to_move_before_a_reload_came_to_it(two: LinkedShards) -> None:
     """It is not counted yet, and the next shard has counted those that are there."""
     clients = [await come(two) for _ in range(2)]
