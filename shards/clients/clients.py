@@ -441,6 +441,10 @@ class Clients:
         """No client may publish or subscribe to a longer subject."""
         return self._limits.max_control_line_bytes
 
+    def is_unchecked(self, session: ClientSession) -> bool:
+        """Whether a reload has yet to come to this client: the next shard, where it is over perhaps, would not."""
+        return session in self._unchecked
+
     def is_expected(self, cid: int) -> bool:
         """Whether a client of another shard is about to go on here."""
         return cid in self._expected
@@ -469,7 +473,7 @@ class Clients:
         self._hearing.forget(session)
         self._end_limited(session)
         self._unchecked.pop(session, None)
-        self._reload_later.pop(session.connection.cid, None)
+        self._reload_no_more(session.connection.cid)
         self._page.pass_connection(self._shard)
         self.census.pass_on(session)
         session.socket = None
@@ -497,7 +501,7 @@ class Clients:
     def forget_expected(self, session: ClientSession) -> None:
         """It does not come. The caller has taken its connection out of the engine."""
         del self._expected[session.connection.cid]
-        self._reload_later.pop(session.connection.cid, None)
+        self._reload_no_more(session.connection.cid)
         self._dismiss_later.pop(session.connection.cid, None)
         self._end_waiting(session.connection.cid, was_closed=False)
         self._page.expect_no_more(self._shard)
@@ -612,7 +616,7 @@ class Clients:
         self._hearing.forget(session)
         self._told_when_heard.discard(session)
         self._end_limited(session)
-        self._reload_later.pop(cid, None)
+        self._reload_no_more(cid)
         self._ending.pop(session, None)
         self._untold.pop(session, None)
         self._unchecked.pop(session, None)
@@ -1121,6 +1125,11 @@ class Clients:
         """While it moves its subscriptions stay as they were announced: other shards count with them."""
         cid = session.connection.cid
         self._reload_later[cid] = self._reload_later.get(cid, False) or listens
+
+    def _reload_no_more(self, cid: int) -> None:
+        """It is here no more, or does not come: what was reloaded while it moved is nothing to it."""
+        if self._reload_later.pop(cid, None) is not None:
+            self._forget_rights()
 
     def _end_surplus(self, session: ClientSession) -> bool:
         """Close the client if there are more than there may be, on all shards together; whether it was so.

@@ -167,6 +167,7 @@ class ClientSession:
     __slots__ = (
         "_asking",
         "_clients",
+        "_entered",
         "_entering",
         "_gave_refused_token",
         "_limited_us",
@@ -241,6 +242,7 @@ class ClientSession:
         self.nonce = nonce
         self.gave_token = False  # in its last CONNECT
         self.admission: Admission | None = None
+        self._entered = NOBODY  # whose rights it has: a reload that is under way may not have come to it
         self._gave_refused_token = False  # in the CONNECT that was refused
         self._asking: ClientOptions | None = None  # the CONNECT whose password is being compared
         self._entering: tuple[ClientOptions, Admission] | None = None  # the CONNECT that waits for subscriptions to end
@@ -585,6 +587,7 @@ class ClientSession:
         self.connection.enter(rights.sublist(identity.account), permissions)
         self.connection.set_limits(rights.limits(identity.account))
         is_new_rate = self.connection.allow(self._clients.allowances.of(identity.user, identity.account))
+        self._entered = identity
         self.user = identity.user
         self.account = identity.account
         if is_new_rate:
@@ -693,8 +696,6 @@ class ClientSession:
         """Who the client is, as a record; nothing changes. RecordRefused, with the reason, where it has none now."""
         if why := self.objection_to_freezing():
             raise RecordRefused(why)
-        identity = self.present_identity()
-        assert identity is not None
         admission: FrozenAdmission | None = None
         if self.admission is not None:
             admission = FrozenAdmission(
@@ -719,7 +720,7 @@ class ClientSession:
             gave_token=self.gave_token,
             connect=None if self.connect is NOT_CONNECTED else self.connect,
             admission=admission,
-            rights=self._clients.rights.digest(identity.permissions),
+            rights=self._clients.rights.digest(self._entered.permissions),
             violations=self._violations,
             violated_us=self._violated_us,
             tls=self._frozen_tls(),

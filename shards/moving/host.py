@@ -288,6 +288,8 @@ class Host:
             return "there is no room for the descriptors of its relay"
         if session.connection.subscriptions >= SEEN_SUBSCRIPTIONS and session.has_ended:
             return "its connection has ended"
+        if self._clients.is_unchecked(session):
+            return "a reload has yet to come to it"
         return session.objection_to_freezing()
 
     def _look_for_ended(self) -> None:

@@ -14,12 +14,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from gnatswarm.broker.freezer import freeze
 from gnatswarm.broker.frozen import OfferedClient, RecordRefused
 from gnatswarm.broker.moves import SLICE_SUBS
-from gnatswarm.broker.options import Options, Permissions, PublishLimits, User
+from gnatswarm.broker.options import Account, Options, Permissions, PublishLimits, User
 from gnatswarm.shards.boundary.control import ClusterNews
 from gnatswarm.shards.boundary.linkdir import path_for_moves
 from gnatswarm.shards.clients import moved as records
@@ -248,6 +249,65 @@ async def test_a_reload_holds_for_clients_whose_move_is_stopped(two: LinkedShard
     assert shard.mesh.account(b"$G").n_subs == 1
     told = await client.talk(b"PING\r\n")
     assert told.startswith(b"-ERR 'Permissions Violation for Subscription to ") and b'"b"' in told
+
+
+@pytest.mark.parametrize("is_moving", [False, True])
+async def test_rights_that_a_reload_takes_are_not_kept_by_who_moves_before_its_turn(
+    two: LinkedShards, *, is_moving: bool
+) -> None:
+    """The next shard, where the reload is over, looks at nobody any more who has the rights of now."""
+    client = await come(two, "SUB a 1\r\nSUB b 2\r\n")
+    old, new = two.shards
+    clients = old.one.shard.clients
+    (session,) = clients.open.values()
+    assert not old.host.open_way(1)
+    if is_moving:  # it is not written down yet
+        old.moves.move([session.connection], 1)
+    clients._checks_soon = not is_moving  # a turn that does not come yet
+    for shard in two.shards:
+        shard.one.shard.reload(options("b"))
+    if not is_moving:
+        old.moves.move([session.connection], 1)
+    await until(lambda: old.ended)
+    assert "a reload is under way" in old.ended[0]
+    clients._check_some()
+    assert await moved(two, 1) == {}
+    assert b'Permissions Violation for Subscription to "b"' in await client.talk(b"PING\r\n")
+    await until(lambda: len(new.cids) == 1)
+    assert new.one.shard.mesh.account(b"$G").n_subs == 1
+
+
+async def test_rules_of_before_a_reload_are_forgotten_when_who_moved_meanwhile_has_gone(two: LinkedShards) -> None:
+    await come(two)
+    old, new = two.shards
+    clients = old.one.shard.clients
+    (session,) = clients.open.values()
+    assert not old.host.open_way(1)
+    old.moves.move([session.connection], 1)
+    await until(lambda: new.one.shard.clients.is_expected(session.connection.cid))
+    old.one.shard.reload(options("c"))
+    assert clients._formers
+    await until(lambda: old.ended)
+    assert old.ended == [""]
+    assert not clients._formers and not clients.rights._before
+
+
+async def test_a_limit_of_connections_holds_for_who_was_to_move_before_a_reload_came_to_it(two: LinkedShards) -> None:
+    """It is not counted yet, and the next shard has counted those that are there."""
+    clients = [await come(two) for _ in range(2)]
+    old = two.shards[0]
+    here = old.one.shard.clients
+    here._checks_soon = True  # a turn that does not come yet
+    for shard in two.shards:
+        shard.one.shard.reload(msgspec.structs.replace(options("c"), accounts=(Account("$G", max_connections=1),)))
+    done: list[int] = []
+    old.departures.begin({1: 2}, 20.0, lambda n, _: done.append(n))
+    await until(lambda: old.departures.reasons == {"a reload has yet to come to it": 2} or done)
+    here._check_some()
+    await until(lambda: done)
+    assert done == [1]
+    assert two.page.connections == 1
+    assert "maximum account active connections exceeded" in (await clients[1].wait(b"'")).decode()
 
 
 class Moves:
