@@ -3,9 +3,9 @@
     <out>/<kind>/batch=<id>/date=<YYYY-MM-DD>/…parquet        <out>/aside/batch=<id>/…        <out>/files/batch=<id>/…
 
 A batch that is tried again overwrites its own directories with the same rows. `files`, the list of the broker's files
-in the batch, is written last: with it the batch is complete. A file that another batch has already, under any name, is
-a copy, and nothing of it is taken; but if that other copy was truncated, and this one has more rows, those that it
-lacks are. So any reader of Parquet counts every row once, even if the job was killed.
+in the batch, is written last: with it the batch is complete, and stays as it is. A file that another batch has already,
+under any name, is a copy, and nothing of it is taken; but if that other copy was truncated, and this one has more rows,
+those that it lacks are. So any reader of Parquet counts every row once, even if the job was killed.
 """
 
 from __future__ import annotations
@@ -71,6 +71,10 @@ def write_batch(lines: DataFrame, batch: int, out: str) -> dict[str, int]:
             others, taken = _that_are_there(taken, _of_others(session, batch, out))
         longer = _longer(taken)
         copies = sum(counts.values()) - sum(one.new_rows for one in taken.values())
+        n_aside = sum(row["rows"] for row in counted) - sum(counts.values())
+        sources = {row["source"] for row in counted}
+        if _has(session, f"{out}/files/batch={batch}", sources):
+            return {**counts, "copies": copies, "aside": n_aside}
         good = judged.where("why is null")
         if copies:
             good = of_files(good, {file: one.source for file, one in taken.items()})
@@ -79,14 +83,19 @@ def write_batch(lines: DataFrame, batch: int, out: str) -> dict[str, int]:
             if longer and kind in others:
                 rows = _without_known(rows, longer, others[kind])
             overwrite(dated(rows), f"{out}/{kind}/batch={batch}", n, by="date")
-        n_aside = sum(row["rows"] for row in counted) - sum(counts.values())
         if n_aside:
             overwrite(set_aside(judged), f"{out}/aside/batch={batch}", n_aside)
-        list_of_files = _list_of_files(session, taken, {row["source"] for row in counted})
+        list_of_files = _list_of_files(session, taken, sources)
         overwrite(list_of_files, f"{out}/files/batch={batch}", 1)
         return {**counts, "copies": copies, "aside": n_aside}
     finally:
         judged.unpersist()
+
+
+def _has(session: SparkSession, directory: str, sources: Collection[str]) -> bool:
+    """Whether this batch's list is written, and has these. Else, with another checkpoint, it may be another batch's."""
+    listed = parquet(session, directory, FILES)
+    return listed is not None and {row["source"] for row in listed.select("source").collect()} >= {*sources}
 
 
 def _taken(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 import signal
@@ -89,10 +90,32 @@ def test_a_batch_that_is_written_again_is_there_once(spark: Any, tmp_path: Path,
         spark.sparkContext.setJobGroup(group := f"{tmp_path} {number}", "a batch")
         counts = write_batch(lines_of(spark, one_file), 0, str(out))
         assert counts == {"gap": 10, "queue": 5, "copies": 0, "aside": 0}
-        # One counts, one writes each kind, one the list of files; the second time one reads that list.
-        assert len(spark.sparkContext.statusTracker().getJobIdsForGroup(group)) == 4 + number
+        # One counts, one writes each kind, one the list of files. The second time two read lists, its own and others'.
+        assert len(spark.sparkContext.statusTracker().getJobIdsForGroup(group)) == 4 - number
         assert msgs(spark, out) == (10, 5)
     assert {path.name for path in out.glob("*/*")} == {"batch=0"}
+
+
+def test_a_batch_that_is_complete_and_tried_again_stays_as_it_is(
+    spark: Any, tmp_path: Path, one_file: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """As where ingest was killed before Spark had noted the batch, and is killed again: it has its list."""
+    from gnatswarm.spark import write as written
+    from gnatswarm.spark.write import write_batch
+
+    def killed(_rows: object, directory: str, *_others: object, **_named: object) -> None:
+        shutil.rmtree(directory)
+        raise OSError(errno.ENOSPC, directory)
+
+    out = tmp_path / "tables"
+    write_batch(lines_of(spark, one_file), 0, str(out))
+    write(other := tmp_path / "other.jsonl", [row(2, number) for number in range(3)])
+    with monkeypatch.context() as broken:
+        broken.setattr(written, "overwrite", killed)
+        write_batch(lines_of(spark, one_file), 0, str(out))
+        assert msgs(spark, out) == (10, 5)
+        with pytest.raises(OSError, match="batch=0"):  # another checkpoint's
+            write_batch(lines_of(spark, other), 0, str(out))
 
 
 def test_a_file_that_another_batch_has_is_a_copy_whatever_its_name(spark: Any, tmp_path: Path, one_file: Path):
