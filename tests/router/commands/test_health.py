@@ -28,7 +28,7 @@ def test_well_when_every_shard_serves_and_again_when_a_hung_one_is_back(tmp_path
 
         def is_back() -> bool:  # (whether it was away is often over before it can be asked)
             row = router.status()["shards"][1]
-            return row["starts"] == 2 and row["phase"] == "ready"
+            return (row["starts"], row["phase"]) == (2, "ready")
 
         wait_until(is_back, "the shard is found hung, and is back")
         assert health(router).returncode == 0
