@@ -1075,9 +1075,11 @@ class Clients:
             self._closes_soon = True
             asyncio.get_running_loop().call_soon(self._close_some_surplus)
         elif not self._unchecked and self._comparisons.are_over:  # (else the end of what is left comes here again)
-            self._allows_fewer = False
             self._forget_rights()
             self._log_closed()
+            if self._reload_later:  # (so does the last of these)
+                return
+            self._allows_fewer = False
             told, self._on_reloaded = self._on_reloaded, []
             for on_done in told:  # (who called reload() may have more to do)
                 asyncio.get_running_loop().call_soon(on_done)
@@ -1129,7 +1131,17 @@ class Clients:
     def _reload_no_more(self, cid: int) -> None:
         """It is here no more, or does not come: what was reloaded while it moved is nothing to it."""
         if self._reload_later.pop(cid, None) is not None:
-            self._forget_rights()
+            self._look_whether_reloaded()
+
+    def _look_whether_reloaded(self) -> None:
+        """One less moves that a reload could not come to; behind the last, it is over."""
+        self._forget_rights()
+        if self._on_reloaded and not self._reload_later:
+            asyncio.get_running_loop().call_soon(self._end_late_reload)
+
+    def _end_late_reload(self) -> None:
+        if not self._unchecked and self._comparisons.are_over:  # (else the end of these comes there)
+            self._end_reload()
 
     def _end_surplus(self, session: ClientSession) -> bool:
         """Close the client if there are more than there may be, on all shards together; whether it was so.
@@ -1177,7 +1189,7 @@ class Clients:
             self._end_surplus_of_account(session)
         except Exception:
             self._blame(session)
-        self._forget_rights()
+        self._look_whether_reloaded()
 
     def reload_those_that_stay(self) -> None:
         """A move has ended: clients of this shard that were to leave, and stay, get what was reloaded meanwhile."""

@@ -989,9 +989,8 @@ async def test_what_one_reload_could_not_compare_the_next_one_does_also_while_a_
             await client.talk(b'CONNECT {"verbose":false,"user":"a","pass":"a"}\r\nPING\r\n')
             with monkeypatch.context() as broken:
                 broken.setattr(passwords, "ask", asked if can_compare else lambda *_: False)
-                is_over = asyncio.Event()
-                house.shard.reload(hashed, is_over.set)
-                await is_over.wait()
+                house.shard.reload(hashed)
+                await until(lambda: clients._comparisons.are_over and not clients._unchecked)
             if can_compare:
                 assert await client.talk(b"PING\r\n") == b"PONG\r\n"
             else:

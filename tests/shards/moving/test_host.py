@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import functools
 import math
 import os
 import socket
@@ -19,6 +20,7 @@ import pytest
 
 from gnatswarm.broker.freezer import freeze
 from gnatswarm.broker.frozen import OfferedClient, RecordRefused
+from gnatswarm.broker.limits import Limits
 from gnatswarm.broker.moves import SLICE_SUBS
 from gnatswarm.broker.options import Account, Options, Permissions, PublishLimits, User
 from gnatswarm.shards.boundary.control import ClusterNews
@@ -290,6 +292,33 @@ async def test_rules_of_before_a_reload_are_forgotten_when_who_moved_meanwhile_h
     await until(lambda: old.ended)
     assert old.ended == [""]
     assert not clients._formers and not clients.rights._before
+
+
+@pytest.mark.parametrize("stays", [False, True])
+async def test_a_reload_is_over_when_it_holds_for_who_was_moving(two: LinkedShards, *, stays: bool) -> None:
+    """And there are no more clients than it allows, also of these."""
+    for _ in range(3):
+        await come(two, "SUB b 1\r\n")
+    old, new = two.shards
+    assert not old.host.open_way(1)
+    old.moves.move([one.connection for one in old.one.shard.clients.open.values()], 1)
+    await until(lambda: len(new.one.shard.clients._expected) == 3)
+    done: list[tuple[int, int]] = []
+
+    def note(shard: MovingShard) -> None:
+        one = shard.one.shard
+        done.append((len(one.clients._reload_later), one.mesh.account(b"$G").n_subs))
+
+    wanted = msgspec.structs.replace(options("b"), limits=Limits(max_connections=1))
+    for shard in two.shards:
+        shard.one.shard.reload(wanted, functools.partial(note, shard))
+    assert not done
+    if stays:
+        old.moves.stop()
+        old.one.shard.reactor.finish()
+    await until(lambda: len(done) == 2)
+    assert done == [(0, 0)] * 2
+    assert two.page.connections == 1
 
 
 async def test_a_limit_of_connections_holds_for_who_was_to_move_before_a_reload_came_to_it(two: LinkedShards) -> None:
