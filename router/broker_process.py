@@ -131,8 +131,10 @@ def _is_being_killed(pid: int) -> bool:
     try:
         status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
         flags = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[6]
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return True
+    except OSError:  # this program may have no more descriptors
+        return False
     pending = (line.split()[1] for line in status.splitlines() if line.startswith(("SigPnd:", "ShdPnd:")))
     return any(int(mask, 16) & _SIGKILL_BIT for mask in pending) or bool(int(flags) & _PF_EXITING)
 
