@@ -377,7 +377,7 @@ class Broker(_Endpoint):
         self.server_id = server_id = "N" + base64.b32encode(os.urandom(35)).decode()[:55]
         try:
             listener_groups = ListenerGroups(self.options, 1, is_handoff=False)
-        except ListenError as error:
+        except (ListenError, OSError) as error:
             raise BrokerFailed(str(error)) from None
         websocket = listener_groups.websocket
         try:
@@ -390,6 +390,9 @@ class Broker(_Endpoint):
                 port=listener_groups.clients.port,
                 websocket_port=websocket.port if websocket is not None else 0,
             )
+        except OSError as error:  # this program may have no more descriptors
+            listener_groups.close()
+            raise BrokerFailed(f"the broker cannot be started: {error}") from None
         except BaseException:
             listener_groups.close()
             raise

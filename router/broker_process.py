@@ -131,8 +131,10 @@ def _is_being_killed(pid: int) -> bool:
     try:
         status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
         flags = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[6]
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return True
+    except OSError:  # this program may have no more descriptors
+        return False
     pending = (line.split()[1] for line in status.splitlines() if line.startswith(("SigPnd:", "ShdPnd:")))
     return any(int(mask, 16) & _SIGKILL_BIT for mask in pending) or bool(int(flags) & _PF_EXITING)
 
@@ -250,17 +252,20 @@ class RouterProcess:
             if self.is_running:
                 return self
             self._give_back()
-            self._conf_fd = os.memfd_create("gnatswarm.conf")
-            self._ports_at_start = dict(self._ports)
-            self._write_conf(self._ports)
-            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notices:
-                notices.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-                notices.bind("")  # an abstract name that the kernel chooses: no file
-                try:
+            try:
+                self._conf_fd = os.memfd_create("gnatswarm.conf")
+                self._ports_at_start = dict(self._ports)
+                self._write_conf(self._ports)
+                with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notices:
+                    notices.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+                    notices.bind("")  # an abstract name that the kernel chooses: no file
                     self._note_ports(self._ports_of(self._launched(notices), notices))
-                except BaseException:
-                    self.kill()
-                    raise
+            except OSError as error:  # this program may have no more descriptors, or processes
+                self.kill()
+                raise BrokerFailed(f"the broker cannot be started: {error}") from None
+            except BaseException:
+                self.kill()
+                raise
         return self
 
     def stop(self) -> None:

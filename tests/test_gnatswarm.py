@@ -497,6 +497,45 @@ def program(text: str, *arguments: str, **more: Any) -> subprocess.CompletedProc
     )
 
 
+def test_a_start_without_descriptors_fails_and_leaves_none_open(form):
+    """With room for none, for one, and so on until it starts."""
+    done = program(
+        "import gnatswarm, os, resource\n"
+        "limits = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
+        f"with gnatswarm.{form.__name__}(): pass\n"  # what is imported is open no more
+        "room, is_started = 0, False\n"
+        "while not is_started:\n"
+        f"    broker = gnatswarm.{form.__name__}()\n"
+        "    before = len(os.listdir('/proc/self/fd')) - 1\n"
+        "    resource.setrlimit(resource.RLIMIT_NOFILE, (before + room, limits[1]))\n"
+        "    try:\n"
+        "        broker.start()\n"
+        "        is_started = True\n"
+        "    except gnatswarm.BrokerFailed as error:\n"
+        "        print(error)\n"
+        "    room += 1\n"
+        "    resource.setrlimit(resource.RLIMIT_NOFILE, limits)\n"
+        "    broker.stop()\n"
+        "    assert len(os.listdir('/proc/self/fd')) - 1 == before\n"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Too many open files" in done.stdout
+
+
+def test_a_program_without_descriptors_does_not_wait_for_the_end_of_a_broker_that_runs():
+    done = program(
+        "import gnatswarm, resource\n"
+        "from unittest import mock\n"
+        "with gnatswarm.BrokerProcess(shards=1) as broker:\n"
+        "    limits = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
+        "    with mock.patch.object(broker._process, 'wait', side_effect=AssertionError):\n"
+        "        resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))\n"
+        "        print(broker.is_running)\n"
+        "    resource.setrlimit(resource.RLIMIT_NOFILE, limits)\n"
+    )
+    assert done.stdout == "True\n", done.stderr
+
+
 @pytest.mark.parametrize("end", ["", "sys.exit(3)", "raise KeyError"])
 def test_a_program_that_forgets_it_ends_all_the_same(form, end: str):
     text = f"import sys, gnatswarm\nbroker = gnatswarm.{form.__name__}().start()\nprint(broker.port, flush=True)\n{end}"
