@@ -106,6 +106,18 @@ def test_a_percent_sign_in_a_path_is_no_format(monkeypatch: pytest.MonkeyPatch):
         assert "/a%sb" in made().format_help() or made is arguments.compact_parser
 
 
+def test_days_are_not_put_among_the_batches_of_other_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    pytest.importorskip("pyspark", reason="the extra `spark` is not installed")
+    from gnatswarm.spark.jobs import compact
+
+    for tables in ("a", "b"):
+        (tmp_path / tables / "files" / "batch=0").mkdir(parents=True)
+    words = ["--from-parquet", str(tmp_path / "a"), "--out", str(tmp_path / "b"), "--date", "2026-02-02"]
+    assert compact.main([*words, "--master", "no-such-master"]) == 1
+    why = f"{tmp_path / 'b'} has tables of `gnatswarm ingest`: choose another --out"
+    assert capsys.readouterr().err == f"gnatswarm compact: {why}\n"
+
+
 @pytest.mark.parametrize("date", ["2026-11-8", "2026-11-31", "20261108", "2026-W45-7", "yesterday", ""])
 @pytest.mark.parametrize("name", ["report", "compact", "suggest_permissions"])
 def test_a_date_that_is_no_day_is_said_before_spark_starts(
