@@ -75,6 +75,10 @@ def main(arguments: list[str]) -> int:
     if Path(asked.from_parquet).resolve() == Path(asked.out).resolve():
         print("gnatswarm compact: --out has to be another directory", file=sys.stderr)
         return 1
+    # Days of an archive and batches cannot be in one table: Spark would read neither.
+    if "://" not in asked.out and any(Path(asked.out).glob("files/batch=*")):
+        print(f"gnatswarm compact: {asked.out} has tables of `gnatswarm ingest`: choose another --out", file=sys.stderr)
+        return 1
     progress = Progress()
     progress.say("starting Spark (this takes some seconds) …")
 

@@ -19,6 +19,7 @@ from gnatswarm.spark.jobs.report import is_small, lines_of, refusal
 from gnatswarm.spark.partition import balance, crossing_share, partition
 from gnatswarm.spark.placement_file import BadFile, Expected, Rule, expected_of, is_writable, written
 from gnatswarm.spark.read import Statistics, read_parquet
+from gnatswarm.spark.schema import GATEWAY
 from gnatswarm.spark.session import SMALL, run
 from gnatswarm.spark.transforms import graph, skew, talkers
 
@@ -150,6 +151,8 @@ def main(arguments: list[str]) -> int:
     why = refusal(asked.stats_dir, asked.from_parquet, asked.out)
     if asked.bound < 1.0:
         why = f"--bound {asked.bound}: no shard can have less than the mean; write 1.0 or more"
+    if not 0 <= asked.shards < GATEWAY:
+        why = f"--shards {asked.shards}: a broker has 1 to {GATEWAY - 1}"
     if asked.check:
         try:
             expected = expected_of(Path(asked.check).read_text(encoding="utf-8"))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from gnatswarm.router.config import stats_place
+from gnatswarm.router.config.option_values import MOST_SHARDS
 from gnatswarm.spark.jobs import arguments
 from tests.spark.test_batches import lines_of, row
 
@@ -104,6 +105,31 @@ def test_a_percent_sign_in_a_path_is_no_format(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("XDG_STATE_HOME", "/a%sb")
     for made in arguments.PARSERS.values():
         assert "/a%sb" in made().format_help() or made is arguments.compact_parser
+
+
+def test_days_are_not_put_among_the_batches_of_other_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    pytest.importorskip("pyspark", reason="the extra `spark` is not installed")
+    from gnatswarm.spark.jobs import compact
+
+    for tables in ("a", "b"):
+        (tmp_path / tables / "files" / "batch=0").mkdir(parents=True)
+    words = ["--from-parquet", str(tmp_path / "a"), "--out", str(tmp_path / "b"), "--date", "2026-02-02"]
+    assert compact.main([*words, "--master", "no-such-master"]) == 1
+    why = f"{tmp_path / 'b'} has tables of `gnatswarm ingest`: choose another --out"
+    assert capsys.readouterr().err == f"gnatswarm compact: {why}\n"
+
+
+@pytest.mark.parametrize("shards", ["-1", "63"])
+def test_a_placement_is_on_as_many_shards_as_a_broker_may_have(
+    shards: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    pytest.importorskip("pyspark", reason="the extra `spark` is not installed")
+    from gnatswarm.spark.jobs import place
+
+    (tmp_path / "files").mkdir()
+    words = ["--from-parquet", str(tmp_path), "--out", str(tmp_path / "p"), "--shards", shards]
+    assert place.main([*words, "--master", "no-such-master"]) == 1
+    assert capsys.readouterr().err == f"gnatswarm place: --shards {shards}: a broker has 1 to {MOST_SHARDS}\n"
 
 
 @pytest.mark.parametrize("date", ["2026-11-8", "2026-11-31", "20261108", "2026-W45-7", "yesterday", ""])
