@@ -62,7 +62,7 @@ for more in range(1, 40):
     try:
         broker.start()
         break
-    except OSError:
+    except gnatswarm.BrokerFailed:
         failed += 1
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
