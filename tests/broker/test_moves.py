@@ -1038,12 +1038,8 @@ def test_a_queue_message_that_waits_for_a_client_that_leaves_goes_to_another_mem
 UNTIL_ALL_HAVE_MARKED = ((NEW, THIRD), (NEW, OLD), (THIRD, NEW), (THIRD, OLD), (OLD, NEW), (OLD, THIRD))
 
 
-@pytest.mark.parametrize("queue", [b"", b"q"], ids=["plain", "group"])
-@pytest.mark.parametrize("before", range(1 + len(UNTIL_ALL_HAVE_ANSWERED) + len(UNTIL_ALL_HAVE_MARKED)))
-@pytest.mark.parametrize("is_alone", [True, False], ids=["alone", "with another one"])
-@pytest.mark.parametrize("way", ["is closed", "leaves"])
-def test_nobody_responds_where_the_only_subscriber_was_closed_while_it_moves(moving, way, is_alone, before, queue):
-    """Whichever shard is asked, and however far the move has come."""
+def only_responder(moving: Moving, queue: bytes) -> tuple[EngineClient, list[EngineClient], EngineClient]:
+    """The only subscriber of `a`, on shard OLD; who asks it, on each shard, with inbox0 and so on; another client."""
     mesh = moving.mesh
     client, askers = mesh.clients[0], [mesh.clients[one] for one in (1, 3, 5)]
     client.feed(b"SUB a %b 1\r\n" % queue)
@@ -1051,6 +1047,17 @@ def test_nobody_responds_where_the_only_subscriber_was_closed_while_it_moves(mov
         one.feed(NO_RESPONDERS + b"SUB inbox%d 9\r\n" % number)
     other = mesh.connect(OLD)
     mesh.settle()
+    return client, askers, other
+
+
+@pytest.mark.parametrize("queue", [b"", b"q"], ids=["plain", "group"])
+@pytest.mark.parametrize("before", range(1 + len(UNTIL_ALL_HAVE_ANSWERED) + len(UNTIL_ALL_HAVE_MARKED)))
+@pytest.mark.parametrize("is_alone", [True, False], ids=["alone", "with another one"])
+@pytest.mark.parametrize("way", ["is closed", "leaves"])
+def test_nobody_responds_where_the_only_subscriber_was_closed_while_it_moves(moving, way, is_alone, before, queue):
+    """Whichever shard is asked, and however far the move has come."""
+    mesh = moving.mesh
+    client, askers, other = only_responder(moving, queue)
     moving.begin(client, *([] if is_alone else [other]))
     for a, b in (UNTIL_ALL_HAVE_ANSWERED + UNTIL_ALL_HAVE_MARKED)[:before]:
         mesh.carry(a, b, 1 << 30)
@@ -1077,12 +1084,7 @@ def test_nobody_responds_where_the_only_subscriber_was_closed_while_it_moves(mov
 def test_nobody_responds_between_the_marks_where_the_only_subscriber_had_gone_before(moving, until, queue):
     """Also where the next shard was told of that before it knew the client: it is told again when it has marked."""
     mesh = moving.mesh
-    client, askers = mesh.clients[0], [mesh.clients[one] for one in (1, 3, 5)]
-    client.feed(b"SUB a %b 1\r\n" % queue)
-    for number, one in enumerate(askers):
-        one.feed(NO_RESPONDERS + b"SUB inbox%d 9\r\n" % number)
-    other = mesh.connect(OLD)
-    mesh.settle()
+    client, askers, other = only_responder(moving, queue)
     moving.begin(client, other)
     for a, b in UNTIL_ALL_HAVE_ANSWERED[:until]:
         mesh.carry(a, b, 1 << 30)
