@@ -599,8 +599,7 @@ cdef class Leaving(Batch):
         members = {(<Written>one).client.cid for _, part in self.parts for one, _ in part} if in_doubt else ()
         moves.leaving = None
         moves.last_over = self.id
-        if is_marked or self.deaf:
-            self.deaf.clear()
+        if is_marked:
             self.set_takes(~<uint64_t>0)
         if is_marking or (in_doubt and not is_marked):
             moves.send_all(b"MOVED %d %d 0 0\r\n\r\n" % (self.old, self.id))
