@@ -87,7 +87,6 @@ cdef class Leaving(Batch):
     cdef int write_next(self) except -1
     cdef bint is_written(self, Written written, uint32_t most) except -1
     cdef int offer(self) except -1
-    cdef int begin_marking(self) except -1
     cdef bytes sid_of(self, const Sub *sub)
     cdef int write(self, Written written, Sub *sub, list subscriptions, list sids) except -1
     cdef int end_next(self, uint32_t most) except -1
@@ -199,6 +198,7 @@ cdef class Moves:
     cdef readonly uint64_t n_slices   # how often something was done in go_on()
     cdef dict marks             # (old, id) → Mark
     cdef dict over              # old → highest id of its moves that it has said are over
+    cdef dict gone              # (old, id) → cids that do not come and are not here, or not yet, until the move is over
     cdef dict publishers        # cid of a client that comes → {number of a message: its publisher, who wants no echo}
     cdef list waiting_links     # links that join when no move is in a phase that they would disturb
     cdef uint64_t held_back     # links to which go_on() has appended what is not sent yet

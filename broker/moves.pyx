@@ -401,15 +401,6 @@ cdef class Leaving(Batch):
             self.phase = PHASE_WAITING
         return 0
 
-    cdef int begin_marking(self) except -1:
-        """Who has gone by now is to take nothing at its next shard either, which takes messages from its mark on."""
-        cdef bint has_begun = self.phase == PHASE_MARKING
-        self.phase = PHASE_MARKING
-        if not has_begun:
-            for cid in self.deaf & self.clients.keys():
-                self.moves.host.hand_over(self.new, self.id, self.clients[cid], None)
-        return 0
-
     cdef int on_all_marked(self) except -1:
         """Nothing comes here for them any more: their subscriptions end."""
         cdef object _keep = self
@@ -608,8 +599,7 @@ cdef class Leaving(Batch):
         members = {(<Written>one).client.cid for _, part in self.parts for one, _ in part} if in_doubt else ()
         moves.leaving = None
         moves.last_over = self.id
-        if is_marked or self.deaf:
-            self.deaf.clear()
+        if is_marked:
             self.set_takes(~<uint64_t>0)
         if is_marking or (in_doubt and not is_marked):
             moves.send_all(b"MOVED %d %d 0 0\r\n\r\n" % (self.old, self.id))
@@ -770,6 +760,8 @@ cdef class Arriving(Batch):
         client.out.has_grace = True
         client.out.takes_headers = True   # for now: another member may get what is detached for this one
         client.out.taken_us = self.moves.mesh.fanout.box.now_us
+        if one.cid in self.moves.gone.get((self.old, self.id), ()):
+            self.moves.forget(self.old, self.id, one.cid)
         return client
 
     cdef int subscribe(self, ClientConnection client, one) except -1:
@@ -1187,6 +1179,7 @@ cdef class Moves:
         self.at_work = []
         self.marks = {}
         self.over = {}
+        self.gone = {}
         self.publishers = {}
         self.waiting_links = []
         self.slice_subs = SLICE_SUBS
@@ -1388,8 +1381,7 @@ cdef class Moves:
     def on_hung_up(self, ClientConnection client not None):
         """A client that moves away has been closed, or its other end has, though what that sent is still to be read.
 
-        It takes nothing more, at either shard: others get it, or its publisher hears that nobody is there. Its next
-        shard is told at once, and again when it begins to take messages: it may not know the client before.
+        It takes nothing more, at either shard: others get it, or its publisher hears that nobody is there.
         """
         cdef Leaving batch = self.leaving
         if batch is None or batch.clients.get(client.cid) is not client or client.cid in batch.deaf \
@@ -1403,8 +1395,7 @@ cdef class Moves:
         if not client.out.is_shut:
             client.out.is_shut = True
             change_entries(client, self.slice_subs)
-        if batch.phase != PHASE_PREPARING:
-            self.host.hand_over(batch.new, batch.id, client, None)
+        self.host.hand_over(batch.new, batch.id, client, None)
 
     def on_ended(self, ClientConnection client not None):
         """A subscription of a moving client has had as many messages as it may (MeshFence.on_ended_moving). The table
@@ -1510,9 +1501,13 @@ cdef class Moves:
         return True
 
     def forget(self, int old, uint64_t id, uint64_t cid):
-        """This client does not come: it has gone while it moved. (Said again where it was said before the end.)"""
+        """This client does not come: it has gone while it moved. Said at once, perhaps before the client is offered,
+        and again at the end."""
         cdef Arriving batch = self.arriving.get((old, id))
-        if batch is None or cid not in batch.clients or cid in batch.records:
+        if batch is None or cid not in batch.clients:
+            self.gone.setdefault((old, id), set()).add(cid)
+            return
+        if cid in batch.records:
             return
         if batch.phase != PHASE_MARKED:   # counted with the others first
             batch.records[cid] = None
@@ -1553,6 +1548,8 @@ cdef class Moves:
 
     def end_arrivals(self, int old, uint64_t id=0):
         """The old shard hands nobody over any more, of this move or (0) of any: it has said so, or it is dead."""
+        for key in [key for key in self.gone if key[0] == old and id in (0, key[1])]:
+            del self.gone[key]
         for key, batch in list(self.arriving.items()):
             if key[0] == old and id in (0, key[1]):
                 for cid in [cid for cid in (<Arriving>batch).clients if cid not in (<Arriving>batch).records]:
@@ -1594,7 +1591,7 @@ cdef class Moves:
             return
         if batch is None or batch.id != id or batch.new != new or batch.marked >> old & 1:
             return
-        batch.begin_marking()
+        batch.phase = PHASE_MARKING
         batch.marked |= <uint64_t>1 << old | <uint64_t>1 << new
         self.mark(old, new, id)
         batch.set_takes(~batch.marked)
@@ -1625,7 +1622,7 @@ cdef class Moves:
         cdef Arriving arriving
         if old == self.mesh.shard:
             if leaving is not None and leaving.id == id and leaving.phase <= PHASE_MARKING:
-                leaving.begin_marking()   # (the new shard's MARKQ is on its way)
+                leaving.phase = PHASE_MARKING   # (the new shard's MARKQ is on its way)
                 leaving.marked |= <uint64_t>1 << shard
                 leaving.set_takes(~leaving.marked)
                 leaving.look_whether_marked()

@@ -443,7 +443,7 @@ class Clients:
 
     def is_unchecked(self, session: ClientSession) -> bool:
         """Whether a reload has yet to come to this client: the next shard, where it is over perhaps, would not."""
-        return session in self._unchecked
+        return session in self._unchecked or session.connection.cid in self._reload_later
 
     def is_expected(self, cid: int) -> bool:
         """Whether a client of another shard is about to go on here."""

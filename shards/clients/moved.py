@@ -61,7 +61,7 @@ class FrozenSession(msgspec.Struct, frozen=True, kw_only=True, array_like=True, 
     gave_token: bool
     connect: ClientOptions | None  # without secrets; None: it has sent no CONNECT, and needed none
     admission: FrozenAdmission | None  # None: likewise
-    rights: Annotated[bytes, msgspec.Meta(max_length=64)]  # what distinguishes its permissions from others
+    rights: Annotated[bytes, msgspec.Meta(max_length=64)]  # what distinguishes its permissions and limits
     violations: Count = 0  # of its permissions, since the last log line about them, …
     violated_us: Count = 0  # … which was then
     tls: FrozenTls | None = None  # None: it has none

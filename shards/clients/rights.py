@@ -33,7 +33,7 @@ class Rights:
         self._mesh = mesh
         # By id() of the option struct, which lives as long as this object; compared by value only once, with `before`.
         self._compiled: dict[int, tuple[PermissionOptions, Permissions]] = {}
-        self._digests: dict[int, tuple[PermissionOptions, bytes]] = {}
+        self._digests: dict[tuple[int, str], tuple[PermissionOptions | None, bytes]] = {}  # … and by account
         self._before: dict[PermissionOptions, Permissions] = {}
         self.compiled_entries = 0  # so far: what it has cost
         if before is not None:  # (what that one has not come to has the rights before it)
@@ -66,14 +66,13 @@ class Rights:
         """Whether permissions() has compiled these already, or they are few."""
         return wanted is None or id(wanted) in self._compiled or _entries(wanted) <= FEW_ENTRIES
 
-    def digest(self, wanted: PermissionOptions | None) -> bytes:
-        """What distinguishes these permissions from others, in every process; b"": everything is allowed."""
-        if wanted is None:
-            return b""
-        found = self._digests.get(id(wanted))
+    def digest(self, wanted: PermissionOptions | None, account: str) -> bytes:
+        """What distinguishes these permissions and limits of connections from others, in every process."""
+        found = self._digests.get((id(wanted), account))
         if found is None:
-            data = hashlib.blake2b(msgspec.msgpack.encode(wanted), digest_size=16).digest()
-            found = self._digests[id(wanted)] = (wanted, data)
+            words = msgspec.msgpack.encode((wanted, self.most_connections(account), self._limits.max_connections))
+            data = hashlib.blake2b(words, digest_size=16).digest()
+            found = self._digests[id(wanted), account] = (wanted, data)
         return found[1]
 
     def sublist(self, account: str) -> Sublist:

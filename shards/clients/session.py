@@ -167,7 +167,6 @@ class ClientSession:
     __slots__ = (
         "_asking",
         "_clients",
-        "_entered",
         "_entering",
         "_gave_refused_token",
         "_limited_us",
@@ -242,7 +241,6 @@ class ClientSession:
         self.nonce = nonce
         self.gave_token = False  # in its last CONNECT
         self.admission: Admission | None = None
-        self._entered = NOBODY  # whose rights it has: a reload that is under way may not have come to it
         self._gave_refused_token = False  # in the CONNECT that was refused
         self._asking: ClientOptions | None = None  # the CONNECT whose password is being compared
         self._entering: tuple[ClientOptions, Admission] | None = None  # the CONNECT that waits for subscriptions to end
@@ -587,7 +585,6 @@ class ClientSession:
         self.connection.enter(rights.sublist(identity.account), permissions)
         self.connection.set_limits(rights.limits(identity.account))
         is_new_rate = self.connection.allow(self._clients.allowances.of(identity.user, identity.account))
-        self._entered = identity
         self.user = identity.user
         self.account = identity.account
         if is_new_rate:
@@ -696,6 +693,8 @@ class ClientSession:
         """Who the client is, as a record; nothing changes. RecordRefused, with the reason, where it has none now."""
         if why := self.objection_to_freezing():
             raise RecordRefused(why)
+        identity = self.present_identity()
+        assert identity is not None
         admission: FrozenAdmission | None = None
         if self.admission is not None:
             admission = FrozenAdmission(
@@ -720,7 +719,7 @@ class ClientSession:
             gave_token=self.gave_token,
             connect=None if self.connect is NOT_CONNECTED else self.connect,
             admission=admission,
-            rights=self._clients.rights.digest(self._entered.permissions),
+            rights=self._clients.rights.digest(identity.permissions, identity.account),
             violations=self._violations,
             violated_us=self._violated_us,
             tls=self._frozen_tls(),
@@ -753,8 +752,8 @@ class ClientSession:
             identity = rules.anonymous(self.connection_type)
         if identity is None or identity.account != frozen.account:
             raise RecordRefused("its user may not log in here, or has another account: the configurations differ")
-        if self._clients.rights.digest(identity.permissions) != frozen.rights:
-            raise RecordRefused("its permissions are different here: a reload is under way")
+        if self._clients.rights.digest(identity.permissions, identity.account) != frozen.rights:
+            raise RecordRefused("its permissions or limits are different here: a reload is under way")
         if frozen.tls is not None:
             self.tls_version, self.tls_cipher_suite = frozen.tls.version, frozen.tls.cipher_suite
             self.relay, self.names = frozen.tls.relay, frozen.tls.names

@@ -75,6 +75,8 @@ TURN_NS = 70_000
 LEAVING = "this shard is leaving"
 # … that has not as many descriptors left as there are clients in the batch: fewer may have room.
 NO_ROOM = "there is no room for more descriptors"
+# Of a client: see Clients.is_unchecked.
+AWAITS_RELOAD = "a reload has yet to come to it"
 
 
 class Host:
@@ -289,7 +291,7 @@ class Host:
         if session.connection.subscriptions >= SEEN_SUBSCRIPTIONS and session.has_ended:
             return "its connection has ended"
         if self._clients.is_unchecked(session):
-            return "a reload has yet to come to it"
+            return AWAITS_RELOAD
         return session.objection_to_freezing()
 
     def _look_for_ended(self) -> None:
@@ -311,6 +313,8 @@ class Host:
         if self._look is None:
             self._look = self._loop.call_later(LOOK_EVERY_S, self._look_for_ended)
         session = self._clients.open[client.cid]
+        if self._clients.is_unchecked(session):  # since it began to move
+            raise RecordRefused(AWAITS_RELOAD)
         self._clients.tell_now(session)  # (the new shard does not know what is due to it)
         return records.encoded_session(session.freeze())
 

@@ -359,7 +359,7 @@ async def test_one_that_is_refused_stays_where_it_was() -> None:
     other = msgspec.structs.replace(OPTIONS, users=(User("plain", "secret", permissions=Permissions()),))
     two = Two(OPTIONS, other)
     for user, password, why in (
-        ("plain", "secret", "permissions are different"),
+        ("plain", "secret", "permissions or limits are different"),
         ("hashed", "good", "may not log in here"),
     ):
         client = await logged_in(two.here, user, password)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import os
+import resource
 import socket
 import struct
 from collections.abc import AsyncIterator
@@ -107,6 +108,28 @@ async def test_as_many_are_taken_in_one_turn_as_its_time_allows(
     await until(lambda: len(ends.came) == 21)
     for _, fd in ends.came[1:]:
         os.close(fd)
+    way.close()
+    ours.close()
+    theirs.close()
+
+
+async def test_a_descriptor_for_which_there_is_no_room_is_lost_with_its_record_alone(ends: Ends) -> None:
+    way = ends.dial()
+    await until(lambda: ends.came)
+    ours, theirs = socket.socketpair()
+    way.send(channel.HandedOver(0, b"x"), os.dup(ours.fileno()))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(ours.fileno())
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+    try:
+        ends.incoming[0]._on_readable()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    way.send(channel.HandedOver(1, b"x"), os.dup(ours.fileno()))
+    await until(lambda: len(ends.came) == 3 or ends.ended)
+    assert [fd >= 0 for _, fd in ends.came[1:]] == [False, True]
+    os.close(ends.came[-1][1])
     way.close()
     ours.close()
     theirs.close()
