@@ -465,7 +465,7 @@ class Options(_Discreet, frozen=True, forbid_unknown_fields=True):
     has_guests: bool = False  # only the system account has users: clients without credentials are in $G
     config_file: str = ""  # the configuration file; "": the command line alone
     config_digest: str = ""  # "sha256:…" of its values, as nats-server 2.15 computes it; "": not computed
-    notices: tuple[str, ...] = ()  # features that were configured and are not supported; logged at start, a line each
+    notices: tuple[str, ...] = ()  # features that were configured and are not supported; each a line of the log
 
     @property
     def has_gateway(self) -> bool:

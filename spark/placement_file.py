@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 MARK = "# expects "
+MOST_AT_US = 1 << 62  # a whole number in tables has eight bytes
 
 
 class BadFile(ValueError):
@@ -70,6 +71,20 @@ def expected_of(text: str) -> Expected:
     if len(found) != 1:
         raise BadFile(f"it has no line `{MARK}…`: it was not written by `gnatswarm place`")
     try:
-        return Expected(**json.loads(found[0].removeprefix(MARK)))
+        expected = Expected(**json.loads(found[0].removeprefix(MARK)))
     except (ValueError, TypeError) as error:
         raise BadFile(f"its line `{MARK}…` cannot be read: {error}") from None
+    if wrong := [name for name, makes_sense in _sense(expected).items() if not makes_sense]:
+        raise BadFile(f"its line `{MARK}…` cannot be read: what is said of {wrong[0]} makes no sense")
+    return expected
+
+
+def _sense(expected: Expected) -> dict[str, bool]:
+    """Of each of its fields, whether it is what written() may have written."""
+    shares = ("crossing_before", "crossing", "balance_before", "balance")
+    return {
+        "shards": type(expected.shards) is int and expected.shards > 0,
+        **{name: type(getattr(expected, name)) in (int, float) for name in shares},
+        "services_by": expected.services_by in ("name", "user"),
+        "at_us": type(expected.at_us) is int and 0 <= expected.at_us < MOST_AT_US,
+    }

@@ -14,6 +14,7 @@ import errno
 import logging
 import os
 import socket
+import time
 from collections.abc import Callable, Iterable, Mapping
 
 from gnatswarm.router.listening.listeners import BACKLOG
@@ -33,6 +34,8 @@ log = logging.getLogger("gnatswarm.router.handoff")
 QUEUE_RETRY_S = 0.005
 # When descriptors run out, or the kernel forbids something, trying again at once would loop at full CPU.
 DESCRIPTOR_RETRY_S = 0.1
+# The log has one line for the tries of this time.
+SAID_EVERY_S = 1.0
 
 
 class Lane:
@@ -69,6 +72,7 @@ class Handoff:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_reading = False
         self._retry: asyncio.TimerHandle | None = None
+        self._say_at_s: dict[str, float] = {}  # by what is said: not before
 
     def shard_fd(self, shard: int) -> int:
         """The shard's end of its queue, which it inherits; the queue is made on first use."""
@@ -189,14 +193,27 @@ class Handoff:
             except OSError as error:
                 if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                     raise
-                log.warning("Cannot accept connections: %s; trying again", error.strerror)
+                self._say(logging.WARNING, "Cannot accept connections: %s; trying again", error)
                 self._wait(DESCRIPTOR_RETRY_S)
                 return False
             self._homeless.append(accepted.detach())
         return True
 
     def _place_homeless(self) -> None:
-        """Send the sockets that wait here in as few packets as possible; those for which queues are full stay."""
+        """Send the sockets that wait here in as few packets as possible; those for which queues are full stay.
+
+        What the kernel forbids for one shard goes to another, so that nobody waits for that shard.
+        """
+        candidates = takers = self._candidates()
+        while self._homeless and takers:
+            forbidden = self._send(self._packets(takers))
+            takers = [one for one in takers if one.shard not in forbidden]
+            if not forbidden:
+                break
+        if self._homeless and candidates:
+            self._wait(QUEUE_RETRY_S if takers else DESCRIPTOR_RETRY_S)
+
+    def _candidates(self) -> list[Candidate]:
         candidates = []
         for shard in self._accepting() if self._last is None else self._last:
             lane = self._lanes.get(shard)
@@ -204,39 +221,51 @@ class Handoff:
                 slot = self._page.snapshot(shard)
                 in_flight = max(0, lane.sent - (slot["accepted_sockets"] - lane.accepted_before))
                 candidates.append(Candidate(shard, slot["connections"], in_flight, lane.last_given))
-        packets: dict[int, list[int]] = {}
+        return candidates
+
+    def _packets(self, candidates: list[Candidate]) -> list[tuple[int, list[int]]]:
+        """Take all sockets that wait here, for these shards. `candidates` is up to date behind it."""
+        by_shard: dict[int, list[int]] = {}
         waiting, self._homeless = self._homeless, []
         for descriptor in waiting:
-            shard_or_none = place(candidates)
-            if shard_or_none is None:
-                self._homeless.append(descriptor)
-                continue
+            shard = place(candidates)
+            assert shard is not None
             self._given += 1
-            packets.setdefault(shard_or_none, []).append(descriptor)
+            by_shard.setdefault(shard, []).append(descriptor)
             for number, candidate in enumerate(candidates):
-                if candidate.shard == shard_or_none:
+                if candidate.shard == shard:
                     candidates[number] = candidate._replace(in_flight=candidate.in_flight + 1, last_given=self._given)
-        for shard, descriptors in packets.items():
-            lane = self._lanes[shard]
-            for start in range(0, len(descriptors), SOCKETS_PER_PACKET):
-                packet = descriptors[start : start + SOCKETS_PER_PACKET]
-                if not self._send(lane, packet):
-                    self._homeless += packet
-                    continue
-                lane.sent += len(packet)
-                lane.last_given = self._given
-                for descriptor in packet:
-                    os.close(descriptor)
-        if self._homeless and candidates:
-            self._wait(QUEUE_RETRY_S)
+        return [
+            (shard, descriptors[start : start + SOCKETS_PER_PACKET])
+            for shard, descriptors in by_shard.items()
+            for start in range(0, len(descriptors), SOCKETS_PER_PACKET)
+        ]
 
-    def _send(self, lane: Lane, packet: list[int]) -> bool:
-        try:
-            return send_descriptors(lane.router_end, packet)
-        except OSError as error:
-            log.error("Cannot hand connections over: %s; trying again", error.strerror)
-            self._wait(DESCRIPTOR_RETRY_S)
-            return False
+    def _send(self, packets: list[tuple[int, list[int]]]) -> set[int]:
+        """Those that are not sent wait here again; the shards to which the kernel forbids to send them."""
+        forbidden = set()
+        for shard, packet in packets:
+            lane = self._lanes[shard]
+            is_sent = False
+            try:
+                is_sent = send_descriptors(lane.router_end, packet)
+            except OSError as error:
+                forbidden.add(shard)
+                self._say(logging.ERROR, "Cannot hand connections over: %s; trying again", error)
+            if not is_sent:
+                self._homeless += packet
+                continue
+            lane.sent += len(packet)
+            lane.last_given = self._given
+            for descriptor in packet:
+                os.close(descriptor)
+        return forbidden
+
+    def _say(self, level: int, text: str, error: OSError) -> None:
+        now_s = time.monotonic()
+        if now_s >= self._say_at_s.get(text, 0.0):
+            self._say_at_s[text] = now_s + SAID_EVERY_S
+            log.log(level, text, error.strerror)
 
     def _wait(self, delay_s: float) -> None:
         if self._retry is None and self._loop is not None:

@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from gnatswarm.router.supervision.record import GapsRecord
 
@@ -32,6 +32,13 @@ LAST_S = 2.0
 _COUNTS = ("in_msgs", "in_bytes", "out_msgs", "out_bytes", "link_out_msgs", "link_in_msgs")
 
 
+class Missing(NamedTuple):
+    """What a gap row says, before it is written."""
+
+    row: GapRecord
+    noted_until_us: dict[str, int]  # by boot: when it last noted a window; of those who were not looked for, as below
+
+
 class Gaps:
     """Those of one broker. `msgs`: what clients had published, in all of them, since the broker began.
 
@@ -41,11 +48,8 @@ class Gaps:
     def __init__(self, remember: Callable[[], None]) -> None:
         self.msgs = 0
         self._remember = remember
-        self._left: list[GapRecord] = []  # another router's, which may have written them
-        self._waiting: dict[int, GapRecord] = {}  # by shard
-        self._noted_until_us: dict[
-            str, int
-        ] = {}  # by boot: when it last noted a window; not of whom was looked for more
+        self._left: list[Missing] = []  # another router's, which may have written them
+        self._waiting: dict[int, Missing] = {}  # by shard
         self._late: set[int] = set()  # shards of which the log says that their row could not be written
         self._writing: _Writing | None = None
         self._next_at = 0.0
@@ -57,8 +61,9 @@ class Gaps:
             return GapsRecord(self.msgs)
         import msgspec
 
-        rows = [*(self._writing.rows if self._writing else ()), *self._left, *self._waiting.values()]
-        return GapsRecord(self.msgs, [msgspec.json.encode(row) for row in rows])
+        missing = [*(self._writing.missing if self._writing else ()), *self._left, *self._waiting.values()]
+        rows = [msgspec.json.encode(one.row) for one in missing]
+        return GapsRecord(self.msgs, rows, [one.noted_until_us for one in missing])
 
     def take_over(self, record: GapsRecord, page: Page) -> None:
         """Go on with what another router has left, which may have died before the page knew of its last row."""
@@ -68,9 +73,10 @@ class Gaps:
 
             from gnatswarm.shards.boundary import records
 
-            self._left = [msgspec.json.decode(row, type=records.GapRecord) for row in record.rows]
-            self._late = {row.shard for row in self._left}  # as its log said
-            for row in self._left:
+            rows = [msgspec.json.decode(row, type=records.GapRecord) for row in record.rows]
+            self._left = [Missing(*one) for one in zip(rows, record.noted_until_us, strict=True)]
+            self._late = {row.shard for row in rows}  # as its log said
+            for row in rows:
                 # (By the time alone it would be known too seldom: a restarted shard's first window is said to begin
                 # at a multiple of its length, and so may end before the process that the row is about has begun.)
                 until_us, missing = page.unrecorded(row.shard)
@@ -101,13 +107,13 @@ class Gaps:
             reason=reason,
             **dict(zip(_COUNTS, missing, strict=True)),
         )
-        self._noted_until_us[row.boot] = until_us
         # In this order: where this router dies in between, the next one sees on the page that it does not know the row,
         # which until then is not one with the shard's row that waits.
-        self._left.append(row)
+        self._left.append(Missing(row, {row.boot: until_us}))
         self._remember()
         page.note_gap(row.shard, _end_us(row))
         self._keep(self._left.pop())
+        self._remember()
         self.write(directory, is_urgent=True)
 
     def write(self, directory: str, *, is_urgent: bool = False) -> None:
@@ -120,16 +126,15 @@ class Gaps:
             self._remember()
         if not (self._left or self._waiting) or (time.monotonic() < self._next_at and not is_urgent):
             return
-        writing = _Writing(directory, [*self._left, *self._waiting.values()], self._noted_until_us)
+        writing = _Writing(directory, [*self._left, *self._waiting.values()])
         try:
             writing.thread.start()
         except RuntimeError as error:  # there may be no more threads
             self._next_at = time.monotonic() + RETRY_S
-            self._say_late((row.shard for row in writing.rows), str(error))
+            self._say_late((one.row.shard for one in writing.missing), str(error))
             return
         self._left.clear()
         self._waiting.clear()
-        self._noted_until_us = {}
         self._writing = writing
 
     def close(self, directory: str) -> None:
@@ -140,31 +145,25 @@ class Gaps:
                 self._writing.thread.join(LAST_S)
         if self._writing is not None:
             self._take_back(self._writing)
-            for row in self._writing.under_way():
-                self._keep(row)
-        for row in (*self._left, *self._waiting.values()):
+            for missing in self._writing.under_way():
+                self._keep(missing)
+        for row, _noted_until_us in (*self._left, *self._waiting.values()):
             log.error("Statistics: no gap row for shard %d: %d messages are in no statistics", row.shard, row.in_msgs)
 
-    def _keep(self, row: GapRecord) -> None:
+    def _keep(self, missing: Missing) -> None:
         """Rows of one shard become one: the disk may be full for days."""
-        import msgspec
-
-        before = self._waiting.get(row.shard)
-        if before is not None:
-            end_us = max(_end_us(one) for one in (before, row))
-            start_us = min(before.window_start_us, row.window_start_us)
-            sums = {name: getattr(before, name) + getattr(row, name) for name in _COUNTS}
-            row = msgspec.structs.replace(row, window_start_us=start_us, window_us=end_us - start_us, **sums)
-        self._waiting[row.shard] = row
+        shard = missing.row.shard
+        before = self._waiting.get(shard)
+        self._waiting[shard] = missing if before is None else _joined(before, missing)
 
     def _take_back(self, done: _Writing) -> None:
-        self._noted_until_us = done.noted_until_us | self._noted_until_us
-        for row, why in done.failed:
-            newer = self._waiting.pop(row.shard, None)
-            self._keep(row)
+        for missing, why in done.failed:
+            shard = missing.row.shard
+            newer = self._waiting.pop(shard, None)
+            self._keep(missing)
             if newer is not None:
                 self._keep(newer)
-            self._say_late((row.shard,), why)
+            self._say_late((shard,), why)
             self._next_at = time.monotonic() + RETRY_S
         for shard in sorted(self._late & {row.shard for row in done.written} - self._waiting.keys()):
             self._late.discard(shard)
@@ -177,8 +176,19 @@ class Gaps:
                 log.error("Statistics: no gap row for shard %d: %s; it is tried again", shard, why)
 
 
-def _without_last_window(directory: str, row: GapRecord, noted_until_us: int) -> GapRecord:
-    """What is missing, where the process was killed after it had written its last window, and before it noted that.
+def _joined(before: Missing, newer: Missing) -> Missing:
+    import msgspec
+
+    rows = before.row, newer.row
+    end_us = max(map(_end_us, rows))
+    start_us = min(row.window_start_us for row in rows)
+    sums = {name: sum(getattr(row, name) for row in rows) for name in _COUNTS}
+    row = msgspec.structs.replace(newer.row, window_start_us=start_us, window_us=end_us - start_us, **sums)
+    return Missing(row, before.noted_until_us | newer.noted_until_us)
+
+
+def _without_last_window(directory: str, missing: Missing, boot: str) -> Missing:
+    """The rest, where the process was killed after it had written its last window, and before it noted that.
 
     (Where it is a relay whose disk hangs, it takes that back in the end, and this waits for it.)
     """
@@ -186,7 +196,9 @@ def _without_last_window(directory: str, row: GapRecord, noted_until_us: int) ->
 
     from gnatswarm.shards.boundary import records, statfile
 
-    last = statfile.last_block(directory, statfile.file_name(row.broker, row.shard, row.boot, 0))
+    row, noted_until_us = missing.row, dict(missing.noted_until_us)
+    until_us = noted_until_us.pop(boot)
+    last = statfile.last_block(directory, statfile.file_name(row.broker, row.shard, boot, 0))
     for line in last.splitlines():
         if line.startswith(b'{"kind":"shard",'):
             window = msgspec.json.decode(line, type=records.ShardRecord)
@@ -195,45 +207,43 @@ def _without_last_window(directory: str, row: GapRecord, noted_until_us: int) ->
                 *(window.out_msgs, window.out_bytes, window.link_out_msgs, window.link_in_msgs),
             )
             left = {name: getattr(row, name) - n for name, n in zip(_COUNTS, there, strict=True)}
-            if _end_us(window) != noted_until_us and min(left.values()) >= 0:
-                return msgspec.structs.replace(row, **left)
-    return row
+            if _end_us(window) != until_us and min(left.values()) >= 0:
+                row = msgspec.structs.replace(row, **left)
+    return Missing(row, noted_until_us)
 
 
 class _Writing:
     """One attempt to write some rows, in a thread; what came of it may be read when that has ended."""
 
-    def __init__(self, directory: str, rows: list[GapRecord], noted_until_us: dict[str, int]) -> None:
-        self.failed: list[tuple[GapRecord, str]] = []
+    def __init__(self, directory: str, missing: list[Missing]) -> None:
+        self.failed: list[tuple[Missing, str]] = []
         self.written: list[GapRecord] = []
-        self.rows = rows
-        self.noted_until_us = noted_until_us  # as in Gaps; who was looked for is taken out
+        self.missing = missing
         self._directory = directory
         self.thread = threading.Thread(target=self._run, name="gap row", daemon=True)
 
-    def under_way(self) -> list[GapRecord]:
+    def under_way(self) -> list[Missing]:
         """Those of which nothing is known yet, because the disk does not answer."""
-        return self.rows[len(self.written) + len(self.failed) :]
+        return self.missing[len(self.written) + len(self.failed) :]
 
     def _run(self) -> None:
-        for number in range(len(self.rows)):
+        for number in range(len(self.missing)):
             try:
                 self._write(number)
             except OSError as error:
-                self.failed.append((self.rows[number], error.strerror or str(error)))
+                self.failed.append((self.missing[number], error.strerror or str(error)))
             except Exception as error:  # as ImportError without descriptors: nothing may be lost unsaid
-                self.failed.append((self.rows[number], str(error)))
+                self.failed.append((self.missing[number], str(error)))
             else:
-                self.written.append(self.rows[number])
+                self.written.append(self.missing[number].row)
 
     def _write(self, number: int) -> None:
         from gnatswarm.shards.boundary import statfile
 
-        row = self.rows[number]
         statfile.adopt_orphans(self._directory)  # finish its last file, even if the shard is not restarted
-        if row.boot in self.noted_until_us:
-            row = self.rows[number] = _without_last_window(self._directory, row, self.noted_until_us[row.boot])
-            del self.noted_until_us[row.boot]
+        for boot in self.missing[number].noted_until_us:
+            self.missing[number] = _without_last_window(self._directory, self.missing[number], boot)
+        row = self.missing[number].row
         if any(getattr(row, count) for count in _COUNTS):
             _write(self._directory, row)
 

@@ -194,7 +194,7 @@ class OperatorAnswers:
                 rolling = self._view.rolling
                 if rolling is not None and rolling.shards == wanted:
                     break  # it began because all of them serve, and runs one more for a while
-                return Reply(error=f"another command has come: the broker is to have {self._view.wanted} shards now")
+                return Reply(error=_another_command(self._view.wanted))
             for shard in self._view.shards:
                 if shard.number < wanted and shard.state.phase is Phase.STOPPED:  # it was tried often enough
                     why = shard.state.fatal_reason or shard.state.last_reason
@@ -229,6 +229,10 @@ class OperatorAnswers:
         while shard.process in (victim, None) or not shard.state.is_accepting:
             if time.monotonic() > deadline:
                 return Reply(error=f"shard {number} is not back yet; `gnatswarm status` says why")
+            if not shard.state.is_wanted:  # it was scaled away meanwhile, or has been tried often enough
+                if number >= self._view.wanted:
+                    return Reply(error=_another_command(self._view.wanted))
+                return Reply(error=f"shard {number} is not to come back; `gnatswarm status` says why")
             await asyncio.sleep(KILL_POLL_S)
         return Reply(text=f"shard {number} was killed and is back")
 
@@ -274,3 +278,7 @@ class OperatorAnswers:
             return Reply(error="a shard does not answer; `gnatswarm status` says which")
         text = f"{clients} clients disconnected"
         return Reply(text=text, clients=clients, next_cid=next_cid, shards=self._view.wanted)
+
+
+def _another_command(shards: int) -> str:
+    return f"another command has come: the broker is to have {shards} shard{'s' if shards > 1 else ''} now"

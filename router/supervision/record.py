@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("gnatswarm.router")
 
 # Increased with every change of the structs below. Another version is refused.
-RECORD_VERSION = 4
+RECORD_VERSION = 5
 OPTIONS = "options"
 # What the keeper had no room for is offered again after this time.
 AGAIN_S = 1.0
@@ -88,7 +88,8 @@ class GapsRecord(msgspec.Struct, frozen=True):
     """Gap rows of the statistics (`router.supervision.gap`)."""
 
     msgs: int = 0  # in all since the broker began
-    rows: list[bytes] = []  # those that may not be on the disk, as JSON
+    rows: list[bytes] = []  # those that may not be on the disk, as JSON, …
+    noted_until_us: list[dict[str, int]] = []  # … and for each by boot: when it had last noted a window
 
 
 class BrokerRecord(msgspec.Struct, frozen=True):

@@ -22,6 +22,7 @@ import msgspec
 from gnatswarm.router.config.conf_tree import ConfigError
 from gnatswarm.router.config.reload import diff, with_chosen_ports
 from gnatswarm.router.listening.listeners import ListenError
+from gnatswarm.router.supervision import descriptors
 from gnatswarm.router.supervision.opening import shards_of
 from gnatswarm.router.supervision.operator_socket import ReloadAnswer
 from gnatswarm.shards.boundary import logs
@@ -234,6 +235,10 @@ class Reloader:
                 log.error("Reload: logging stays as it was: %s", why)
                 problems.append(f"logging stays as it was: {why}")
                 options = msgspec.structs.replace(options, logging=old.logging)
+        said = _remarks(old, self._broker.wanted)
+        for remark in _remarks(options, self._broker.wanted):
+            if remark not in said:
+                log.warning("%s", remark)
         if old.pid_file != options.pid_file:
             try:
                 self._broker.runtime_files.write_pid_file(options.pid_file)
@@ -262,6 +267,12 @@ class Reloader:
             problems.append(problem)
         changes = reloaded.live if self._broker.options is read else diff(old, self._broker.options).live
         return ReloadOutcome(answer=ReloadAnswer(changes, tuple(problems)))
+
+
+def _remarks(options: Options, shards: int) -> list[str]:
+    """What the log says of these options at a start."""
+    scarcity = descriptors.scarcity(options, shards)
+    return [*options.notices, scarcity] if scarcity else list(options.notices)
 
 
 def _shown(error: ConfigError) -> str:

@@ -182,7 +182,6 @@ class LeafSession(LeafConnection):
     def _accepted(self, info: ServerInfo) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self.is_accepted = True
         self.link.takes_headers(info.headers and self._identity.headers)
         self.link.only_queues_as = info.server_id if info.only_queues else ""
         if not self.link.join(
@@ -194,6 +193,7 @@ class LeafSession(LeafConnection):
         ):
             self._end("there is no room for another connection to a server (31 at most)", wait_long=True)
             return
+        self.is_accepted = True
         if not self._apply_permissions(info):
             return
         if self.remote.deny_exports:

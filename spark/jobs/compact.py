@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -21,6 +22,9 @@ from gnatswarm.spark.write import ROWS_PER_FILE, dated
 
 # Other kinds are sorted by window_start_us.
 SORTED_BY = {"subject": ["account", "subject", "window_start_us"], "queue": ["account", "queue", "window_start_us"]}
+# Beside the days of a kind, and read by nobody: those that are being made, and what one of them takes the place of.
+MADE = ".made-"
+REPLACED = ".replaced-"
 
 
 def compact(session: SparkSession, source: str, out: str, dates: list[str]) -> dict[str, int]:
@@ -28,6 +32,7 @@ def compact(session: SparkSession, source: str, out: str, dates: list[str]) -> d
 
     What an earlier one has put there stays, also if it has been removed from the tables since.
     """
+    put_back(out)
     statistics, archived = (read_parquet(session, directory, dates) for directory in (source, out))
     counts = {}
     for kind in schema.KINDS:
@@ -58,9 +63,37 @@ def _files(session: SparkSession, directory: str, kind: str, dates: list[str]) -
 
 
 def _overwrite_days(rows: DataFrame, directory: str) -> None:
-    rows.write.mode("overwrite").option("partitionOverwriteMode", "dynamic").partitionBy("date").parquet(
-        absolute(directory)
-    )
+    """A day that is there is so until the new one is, or is put back: Spark would delete it first."""
+    if "://" in directory:
+        days = rows.write.mode("overwrite").option("partitionOverwriteMode", "dynamic")
+        days.partitionBy("date").parquet(directory)
+        return
+    made = Path(absolute(f"{directory}/{MADE}{os.getpid()}"))
+    try:
+        rows.write.mode("overwrite").partitionBy("date").parquet(str(made))
+        for day in made.glob("date=*"):
+            replace_day(made.parent / day.name, day)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def replace_day(day: Path, made: Path) -> None:
+    """`made` takes its place, if it is there."""
+    replaced = day.with_name(REPLACED + day.name)
+    if day.exists():
+        day.rename(replaced)
+    made.rename(day)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def put_back(out: str) -> None:
+    """What a run that was killed in replace_day() has left."""
+    for replaced in Path(out).glob(f"*/{REPLACED}date=*") if "://" not in out else ():
+        day = replaced.with_name(replaced.name.removeprefix(REPLACED))
+        if day.exists():
+            shutil.rmtree(replaced, ignore_errors=True)
+        else:
+            replaced.rename(day)
 
 
 def main(arguments: list[str]) -> int:

@@ -17,7 +17,7 @@ from gnatswarm.spark.jobs.arguments import DEFAULT_PORT, default_directory, plac
 from gnatswarm.spark.jobs.progress import Progress
 from gnatswarm.spark.jobs.report import is_small, lines_of, refusal
 from gnatswarm.spark.partition import balance, crossing_share, partition
-from gnatswarm.spark.placement_file import BadFile, Expected, Rule, expected_of, is_writable, written
+from gnatswarm.spark.placement_file import MOST_AT_US, BadFile, Expected, Rule, expected_of, is_writable, written
 from gnatswarm.spark.read import Statistics, read_parquet
 from gnatswarm.spark.schema import GATEWAY
 from gnatswarm.spark.session import SMALL, run
@@ -184,7 +184,7 @@ def main(arguments: list[str]) -> int:
 def place(asked: argparse.Namespace, statistics: Statistics, expected: Expected | None) -> int:
     """Write the file, or compare what it promised; returns the exit code."""
     if expected is not None:
-        since = statistics.between(expected.at_us, 1 << 62)
+        since = statistics.between(expected.at_us, MOST_AT_US)
         print(came_true(expected, Figures(since, expected.services_by)))
         return 0
     figures = Figures(statistics, asked.services)

@@ -10,6 +10,8 @@ from gnatswarm.spark.schema import GATEWAY
 MEASURES = ("in_msgs", "out_msgs", "work", "cpu_s")
 # The last windows of a shard that serves may be in a file of a minute that is not finished yet.
 FILE_US = 60_000_000
+# A window that begins later than this from now has been counted while a clock stood ahead: it ends no statistics.
+AHEAD_US = 86_400_000_000
 # Of its nominal length: a window that is shorter was the last of its shard, or the first.
 WHOLE = 0.9
 
@@ -22,7 +24,11 @@ def per_shard(shards: DataFrame) -> DataFrame:
     """
     shards = shards.where(F.col("shard") != GATEWAY)
     is_whole = F.col("window_us") >= WHOLE * F.col("window_nominal_us")
-    latest = shards.agg(F.max("window_start_us").alias("latest_us"))
+    begun = F.unix_micros(F.current_timestamp()) + AHEAD_US
+    shards = shards.withColumn(
+        "at_us", F.when(F.col("window_start_us") <= begun, F.col("window_start_us")).otherwise(0)
+    )
+    latest = shards.agg(F.max("at_us").alias("latest_us"))
     behind = F.col("latest_us") - F.col("last_us")
     return (
         shards.groupBy("shard")
@@ -45,8 +51,8 @@ def per_shard(shards: DataFrame) -> DataFrame:
             F.max("lag_max_us").alias("lag_max_us"),
             F.sum("lost_windows").alias("lost_windows"),
             F.countDistinct("boot").alias("boots"),
-            F.max("window_start_us").alias("last_us"),
-            F.max_by(is_whole, "window_start_us").alias("ends_whole"),
+            F.max("at_us").alias("last_us"),
+            F.max_by(is_whole, "at_us").alias("ends_whole"),
             F.max("window_nominal_us").alias("nominal_us"),
         )
         .crossJoin(F.broadcast(latest))

@@ -232,6 +232,7 @@ def test_a_day_that_is_archived_again_keeps_what_was_removed_from_the_tables_sin
     for _ in range(2):
         assert compact(spark, str(out), str(archive), [day]) == {"gap": 13}
     assert msgs(spark, archive) == (13, 0) and len(list(archive.glob("gap/**/*.parquet"))) == 1
+    assert [path.name for path in archive.glob("*/*")] == [f"date={day}"] * 2
     listed = spark.read.parquet(str(archive / "files")).select("file", "source", "date").collect()
     assert sorted((one["file"], Path(one["source"]).name, str(one["date"])) for one in listed) == [
         (1, "one.jsonl", day),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,23 @@ def test_a_file_says_again_what_it_promised():
 def test_another_file_is_refused(text: str):
     with pytest.raises(BadFile):
         expected_of(text)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *[("shards", value) for value in ("4", None, 0, 4.0, True)],
+        *[(field, "0.5") for field in ("crossing_before", "crossing", "balance_before", "balance")],
+        *[("services_by", value) for value in ("lunch", None, 7)],
+        *[("at_us", value) for value in ("123", None, -1, 1 << 63, 1.5)],
+    ],
+)
+def test_a_file_that_was_changed_too_much_is_refused(field: str, value: object):
+    """Before Spark is started, and not in the middle of what it says."""
+    text = written([], EXPECTED, "/stats")
+    promised = json.dumps(EXPECTED._asdict())
+    with pytest.raises(BadFile, match=f" of {field} makes no sense"):
+        expected_of(text.replace(promised, json.dumps(EXPECTED._asdict() | {field: value})))
 
 
 @pytest.mark.parametrize("name", ['a"b', "a\\b", "a*", "a\nb", "", "\u202e", "x" * 1000])

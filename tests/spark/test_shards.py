@@ -14,6 +14,8 @@ from tests.spark.test_advice import answers
 pytestmark = pytest.mark.xdist_group("spark")
 
 NOMINAL_US = 10_000_000
+# The year 2100.
+AHEAD = 4_102_444_800_000_000 // NOMINAL_US
 
 
 def frame(spark: Any, kind: str, rows: list[dict[str, Any]]) -> Any:
@@ -42,10 +44,12 @@ def test_shards_are_those_that_serve_at_the_end(spark: Any):
         *windows(1, 0, 5, 0), *windows(1, 6, 9, 20, short=True),
         *windows(2, 4, 6, 40, short=True),  # there while another one was started again
         *windows(3, 1, 4, 5),  # its last file is not finished yet
+        *windows(0, AHEAD, AHEAD, 20),  # while a clock stood ahead
+        *windows(4, AHEAD, AHEAD, 1),
     ]  # fmt: skip
     found = {row["shard"]: row for row in per_shard(frame(spark, "shard", rows)).collect()}
-    assert {shard: row["is_current"] for shard, row in found.items()} == {0: True, 1: True, 2: False, 3: True}
-    assert [row["connections"] for row in found.values()] == [40, 20, 40, 5]
+    assert {shard: row["is_current"] for shard, row in found.items()} == {0: True, 1: True, 2: False, 3: True, 4: False}
+    assert [row["connections"] for row in found.values()] == [40, 20, 40, 5, 1]
 
 
 def test_what_a_subject_may_lack_adds_up_over_windows_and_shards(spark: Any):

@@ -347,6 +347,16 @@ async def test_a_reload_adds_and_removes_a_hub(start: Start, net: Net) -> None:
     await know(at_second, at_leaf)
 
 
+async def test_that_there_is_no_room_for_another_hub_is_said_as_a_failure_to_connect(start: Start) -> None:
+    """So not at every try; it was never connected."""
+    names = [f"a{number}" for number in range(32)]
+    accounts = "".join(f"{name} {{ users [ {{ user: {name}, password: p }} ] }}\n" for name in names)
+    hub = start("nats-server", hub_config(f"accounts {{\n{accounts}}}"))
+    remotes = "".join(f'{{ url: "nats://{name}:p@127.0.0.1:{hub_port(hub)}", account: {name} }}\n' for name in names)
+    leaf = start("gnatswarm-1", f"accounts {{\n{accounts}}}\nleafnodes {{ remotes [\n{remotes}] }}")
+    assert " was not made: " in leaf.log.wait_line(r".*\(31 at most\)")[0]
+
+
 async def test_services_are_imported_across_a_leaf_node_both_ways(start: Start, net: Net, hub_kind: str) -> None:
     """An account imports a service of the account that is shared; the responder is on the other side."""
     accounts = """accounts {

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import os
 import select
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -70,19 +72,46 @@ async def test_a_full_queue_delays_a_connection(listener: socket.socket, monkeyp
     handoff.close()
 
 
-async def test_a_queue_that_takes_nothing_keeps_no_other_connection(
+async def test_what_the_kernel_forbids_for_one_shard_goes_to_another_and_the_log_says_it_once(
     listener: socket.socket, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whatever is the matter with it: who was to go there waits, and is sent when that is over."""
+    def refuse(sock: socket.socket, descriptors: list[int]) -> bool:
+        if sock is handoff._lanes[0].router_end:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+        return send_descriptors(sock, descriptors)
+
+    def has_sent(number: int) -> bool:
+        return handoff._lanes[1].sent == number
+
+    monkeypatch.setattr(module, "send_descriptors", refuse)
+    monkeypatch.setattr(module, "SAID_EVERY_S", 1000.0)
+    handoff = Handoff(listener, Page.create(), lambda: [0, 1])
+    for shard in (0, 1):
+        handoff.shard_fd(shard)
+    handoff.start()
+    with contextlib.ExitStack() as clients:
+        for number in range(1, 5):  # one after another: it goes on accepting
+            clients.enter_context(socket.create_connection(listener.getsockname()))
+            await until(functools.partial(has_sent, number))
+    assert handoff._retry is None
+    assert caplog.messages == ["Cannot hand connections over: Operation not permitted; trying again"]
+    handoff.close()
+
+
+async def test_what_the_kernel_forbids_for_every_shard_waits_and_the_log_says_it_once(
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Who was to go there is sent when that is over."""
     broken = [True]
 
     def refuse(sock: socket.socket, descriptors: list[int]) -> bool:
-        if broken and sock is handoff._lanes[0].router_end:
+        if broken:
             raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
         return send_descriptors(sock, descriptors)
 
     monkeypatch.setattr(module, "send_descriptors", refuse)
     monkeypatch.setattr(module, "DESCRIPTOR_RETRY_S", 1000.0)
+    monkeypatch.setattr(module, "SAID_EVERY_S", 1000.0)
     handoff = Handoff(listener, Page.create(), lambda: [0, 1])
     for shard in (0, 1):
         handoff.shard_fd(shard)
@@ -90,14 +119,44 @@ async def test_a_queue_that_takes_nothing_keeps_no_other_connection(
         for _ in range(4):
             clients.enter_context(socket.create_connection(listener.getsockname()))
         handoff.start()
-        await until(lambda: "Cannot hand connections over: Operation not permitted; trying again" in caplog.text)
-        assert handoff._lanes[1].sent == 2 and len(handoff._homeless) == 2
-        # Not as often as a full queue is tried again: each time is a line of the log.
+        await until(lambda: handoff._homeless)
+        for _ in range(3):
+            handoff.shards_changed()
+        assert len(handoff._homeless) == 4
+        assert caplog.messages == ["Cannot hand connections over: Operation not permitted; trying again"]
+        # Not as often as a full queue is tried again: a shard may be busy for some milliseconds, this lasts.
         assert handoff._retry is not None and handoff._retry.when() > asyncio.get_running_loop().time() + 500
         broken.clear()
         handoff.shards_changed()
         await until(lambda: not handoff._homeless)
         assert sum(lane.sent for lane in handoff._lanes.values()) == 4
+    handoff.close()
+
+
+async def test_the_log_says_once_that_descriptors_have_run_out(
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Refusing:
+        tries = 0
+
+        def fileno(self) -> int:
+            return listener.fileno()
+
+        def accept(self) -> tuple[socket.socket, object]:
+            self.tries += 1
+            if self.tries < 4:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            return listener.accept()
+
+    refusing: Any = Refusing()
+    monkeypatch.setattr(module, "DESCRIPTOR_RETRY_S", 0.0)
+    monkeypatch.setattr(module, "SAID_EVERY_S", 1000.0)
+    handoff = Handoff(refusing, Page.create(), lambda: [0])
+    handoff.shard_fd(0)
+    handoff.start()
+    with socket.create_connection(listener.getsockname()) as client:
+        assert await received(handoff, 0) == client.getsockname()
+    assert caplog.messages == ["Cannot accept connections: Too many open files; trying again"]
     handoff.close()
 
 

@@ -42,6 +42,11 @@ def hidden_and_shown(directory: Path) -> tuple[Path, Path]:
     return hidden, hidden.with_name(hidden.name[1:])
 
 
+def are_idle() -> bool:
+    """Whether no thread writes rows."""
+    return "gap row" not in [thread.name for thread in threading.enumerate()]
+
+
 def end(gaps: Gaps, page: Page, directory: Path | str, shard: int = 3, boot: str = "b", booted_us: int = 1) -> None:
     """A process ends, of which the page has this."""
     process: Any = SimpleNamespace(shard=shard, boot_id=boot, booted_us=booted_us)
@@ -76,12 +81,12 @@ def test_what_a_full_disk_refuses_is_written_when_there_is_room_one_row_for_each
         note(gaps, tmp_path, msgs=5, boot="first", until_us=2_000_000)
         note(gaps, tmp_path, shard=1, msgs=7)
         for _ in range(2):  # again and again: the log says it once
-            wait_until(lambda: [None for t in threading.enumerate() if t.name == "gap row"] == [])
+            wait_until(are_idle)
             gaps.write(str(tmp_path))
         note(gaps, tmp_path, msgs=3, boot="second", until_us=9_000_000)
-        wait_until(lambda: [None for t in threading.enumerate() if t.name == "gap row"] == [])
+        wait_until(are_idle)
         gaps.write(str(tmp_path))
-        wait_until(lambda: [None for t in threading.enumerate() if t.name == "gap row"] == [])
+        wait_until(are_idle)
     assert rows(tmp_path, hidden=True) == [] and gaps.msgs == 15
     assert sorted(record.getMessage() for record in caplog.records) == [
         f"Statistics: no gap row for shard {shard}: No space left on device; it is tried again" for shard in (1, 3)
@@ -110,7 +115,7 @@ def test_a_router_that_ends_does_not_wait_for_ever_for_a_disk(
     gaps.close(str(tmp_path))
     assert caplog.records[-1].getMessage() == "Statistics: no gap row for shard 3: 5 messages are in no statistics"
     answers.set()
-    wait_until(lambda: [None for t in threading.enumerate() if t.name == "gap row"] == [])
+    wait_until(are_idle)
 
 
 def test_whatever_prevents_a_row_is_said_and_it_is_tried_again(
@@ -123,7 +128,7 @@ def test_whatever_prevents_a_row_is_said_and_it_is_tried_again(
     with monkeypatch.context() as broken:
         broken.setattr(statfile, "adopt_orphans", fail)
         note(gaps, tmp_path, msgs=5)
-        wait_until(lambda: [None for t in threading.enumerate() if t.name == "gap row"] == [])
+        wait_until(are_idle)
         gaps.write(str(tmp_path))
     assert "no gap row for shard 3: no descriptors; it is tried again" in caplog.text
     gaps.close(str(tmp_path))
@@ -147,10 +152,11 @@ def test_another_router_writes_what_waits_and_nothing_twice(monkeypatch: pytest.
     inode = path.stat().st_ino
     with monkeypatch.context() as full:
         full.setattr(statfile.StatFile, "append", refuse)
-        wait_until(lambda: [None for t in threading.enumerate() if t.name == "gap row"] == [])
+        wait_until(are_idle)
         note(gaps, tmp_path, msgs=3, boot="waiting")
-        wait_until(lambda: [None for t in threading.enumerate() if t.name == "gap row"] == [])
-    left = GapsRecord(8, [*told[0].rows, *told[-1].rows])
+        wait_until(are_idle)
+    both = told[0], told[-1]
+    left = GapsRecord(8, [one.rows[0] for one in both], [one.noted_until_us[0] for one in both])
     assert len(left.rows) == 2
     successor = Gaps(lambda: None)
     page = Page.create()
@@ -249,7 +255,7 @@ def test_a_router_that_dies_while_it_notes_another_gap_of_a_shard_leaves_both_on
     with monkeypatch.context() as full:
         full.setattr(statfile.StatFile, "append", refuse)
         end(gaps, page, tmp_path)
-        wait_until(lambda: [None for t in threading.enumerate() if t.name == "gap row"] == [])
+        wait_until(are_idle)
         gaps.write(str(tmp_path))
         page.store(3, "in_msgs", 7)
         with pytest.raises(RouterDies):
@@ -275,7 +281,7 @@ def window(start_us: int, msgs: int, boot: str = "b") -> bytes:
 
 
 @pytest.mark.parametrize("n_noted", [0, 1, 2])
-@pytest.mark.parametrize("at_first", ["", "the disk refuses", "it is being finished"])
+@pytest.mark.parametrize("at_first", ["", "the disk refuses", "it is being finished", "the router dies"])
 def test_a_window_that_was_written_and_not_noted_is_no_gap(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, n_noted: int, at_first: str
 ):
@@ -299,15 +305,75 @@ def test_a_window_that_was_written_and_not_noted_is_no_gap(
     with monkeypatch.context() as full:
         if at_first == "the disk refuses":
             full.setattr(statfile.StatFile, "append", refuse)
+        if at_first == "the router dies":  # before it has looked into the file
+            gaps.write = lambda *_, **__: None  # type: ignore[method-assign]
         end(gaps, page, tmp_path)
+        if at_first == "the router dies":
+            left = gaps.record
+            gaps = Gaps(lambda: None)
+            gaps.take_over(left, page)
         if at_first == "it is being finished":
             os.rename(*hidden_and_shown(tmp_path))
             os.close(lock)
-        wait_until(lambda: [None for t in threading.enumerate() if t.name == "gap row"] == [])
+        wait_until(are_idle)
     gaps.close(str(tmp_path))
     found = rows(tmp_path)
     assert sum(row["in_msgs"] + row.get("refused_msgs", 0) for row in found) == 1000
     assert {row["kind"] for row in found} == {"gap", "shard"}
+    page.close()
+
+
+def test_a_window_that_was_not_noted_is_no_gap_where_its_shard_dies_again_while_a_row_is_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    """Nobody has looked into either file when the rows of both deaths become one."""
+    start_us = 1_790_000_000_000_000
+    answers, append = threading.Event(), statfile.StatFile.append
+
+    def hang(file: statfile.StatFile, blocks: list[bytes]) -> None:
+        answers.wait()
+        append(file, blocks)
+
+    gaps = Gaps(lambda: None)
+    page = Page.create()
+    for number, boot in enumerate(["first", "next"], 1):
+        file = statfile.StatFile(tmp_path, statfile.file_name("server", 3, boot, 1), start_us)
+        file.append([window(start_us + number * 10_000_000, 100, boot)])
+        file.finish()
+    monkeypatch.setattr(statfile.StatFile, "append", hang)
+    note(gaps, tmp_path, shard=1, msgs=7, boot="another")
+    for number, boot in enumerate(["first", "next"], 1):
+        page.store(3, "in_msgs", number * 150)
+        end(gaps, page, tmp_path, boot=boot)
+    answers.set()
+    wait_until(are_idle)
+    gaps.close(str(tmp_path))
+    found = [row for row in rows(tmp_path) if row["shard"] == 3]
+    assert sum(row["in_msgs"] + row.get("refused_msgs", 0) for row in found) == 300
+    assert sorted(row["kind"] for row in found) == ["gap", "shard", "shard"]
+    page.close()
+
+
+def test_a_router_that_dies_when_it_has_written_rows_of_two_deaths_as_one_leaves_them_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    """The first one has waited for a disk that was full."""
+    page = Page.create()
+    told: list[GapsRecord] = []
+    gaps = Gaps(lambda: told.append(gaps.record))
+    page.store(3, "in_msgs", 5)
+    with monkeypatch.context() as full:
+        full.setattr(statfile.StatFile, "append", refuse)
+        end(gaps, page, tmp_path)
+        wait_until(are_idle)
+        gaps.write(str(tmp_path))
+    page.store(3, "in_msgs", 7)
+    end(gaps, page, tmp_path, boot="next")
+    wait_until(are_idle)
+    successor = Gaps(lambda: None)
+    successor.take_over(told[-1], page)
+    successor.close(str(tmp_path))
+    assert [row["in_msgs"] for row in rows(tmp_path)] == [7]
     page.close()
 
 
@@ -333,9 +399,6 @@ def test_the_log_says_that_a_row_is_written_when_nothing_of_it_waits(
     def goes_on(file: statfile.StatFile, blocks: list[bytes]) -> None:
         answers.wait()
         append(file, blocks)
-
-    def are_idle() -> bool:
-        return [None for thread in threading.enumerate() if thread.name == "gap row"] == []
 
     caplog.set_level("INFO")
     answers, append = threading.Event(), statfile.StatFile.append

@@ -47,6 +47,25 @@ async def test_who_scales_hears_what_came_after_it(wanted: int, rolling: Rolling
     assert await OperatorAnswers._scale(answers, 2) == reply
 
 
+@pytest.mark.parametrize(
+    ("wanted", "error"),
+    [
+        (1, "another command has come: the broker is to have 1 shard now"),
+        (2, "shard 1 is not to come back; `gnatswarm status` says why"),
+    ],
+    ids=["scaled", "cannot start"],
+)
+async def test_who_kills_a_shard_does_not_wait_for_one_that_is_not_to_come_back(wanted: int, error: str):
+    shard = SimpleNamespace(number=1, process=object(), state=ShardState(phase=Phase.READY, is_wanted=True))
+    view = SimpleNamespace(wanted=2, shards=[None, shard])
+
+    def kill(_number: int) -> None:
+        view.wanted, shard.process, shard.state = wanted, None, ShardState(phase=Phase.STOPPED)
+
+    answers: Any = SimpleNamespace(_view=view, _commands=SimpleNamespace(kill_shard=kill))
+    assert (await OperatorAnswers._kill(answers, 1)).error == error
+
+
 async def test_a_reload_that_a_shard_takes_late_is_not_refused():
     """Who heard an error would believe that the options of before hold."""
     late = ReloadAnswer(problems=("shard 0 has not taken the new options yet",))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import gc
+import resource
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -209,6 +210,20 @@ def test_shards_that_could_not_be_added_are_asked_for_again_by_the_next_reload()
     router.reload(lambda _: wanted)
     assert router.steps.count("scale 3") == 2
     assert router.options == wanted
+
+
+def test_what_a_start_would_remark_is_said_of_what_a_reload_brings(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _what: (1000, 1000))
+    router = Router(Options(notices=("said before",), limits=Limits(max_connections=9)))
+    more = Options(notices=("said before", "new"), limits=Limits(max_connections=9))
+    wanted = iter((more, more, replace(more, limits=Limits(max_connections=9000))))
+    for _ in range(3):
+        router.reload(lambda _: next(wanted))
+    router.reload(lambda _: replace(router.options, notices=("refused",), port=5))
+    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert said[0] == "new" and "max_connections is 9000, but about" in said[1] and len(said) == 2
 
 
 def test_one_change_that_needs_a_restart_leaves_everything_as_it_was() -> None:
