@@ -373,7 +373,7 @@ cdef class ServiceImports(AccountGate):
         cdef bytes header = message.payload[:message.header_size] if message.header_size else b""
         cdef Token to = Token(NULL, 0)
         if note:
-            header = without(header or b"NATS/1.0\r\n", b"nats-request-info") + note + b"\r\n"
+            header = (without(header, b"nats-request-info") or b"NATS/1.0\r\n") + note + b"\r\n"
         if traced_to is not None:
             header = message_trace.with_line(header, message_trace.DESTINATION, traced_to)
         if reply is not None:
@@ -597,6 +597,13 @@ cdef class ServiceImports(AccountGate):
 
 
 cdef bytes without(bytes header, bytes name):
-    """A header block without its last, empty line, and without a field."""
-    return b"".join([line + b"\r\n" for line in header.split(b"\r\n")
-                     if line and line.partition(b":")[0].strip().lower() != name])
+    """A header block without empty lines, so that what follows is part of it, and without a field. Who receives it may
+    take LF or CR alone for the end of a line, as Go's and Python's readers of headers do."""
+    cdef list lines = []
+    cdef list parts
+    for line in header.split(b"\n"):
+        parts = [part for part in (<bytes>line).split(b"\r")
+                 if part and (<bytes>part).partition(b":")[0].strip().lower() != name]
+        if parts:
+            lines.append(b"\r".join(parts) + b"\r\n")
+    return b"".join(lines)

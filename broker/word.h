@@ -90,10 +90,12 @@ static inline uint64_t gn_fold(uint64_t a, uint64_t b) {
     return (uint64_t)m ^ (uint64_t)(m >> 64);
 }
 
-/* A 64-bit hash by multiply-and-fold over 16-byte steps. The seed is random per process, so that nobody
- * outside can choose subjects that collide. */
+/* A 64-bit hash by multiply-and-fold over 16-byte steps. The seed is random per table, so that nobody outside can
+ * choose subjects that collide. It hides both factors of each product: bytes equal to what hides one (a constant,
+ * say) would make it zero, and whatever is before and beside them would not count. */
 static inline uint64_t gn_hash(const uint8_t *p, size_t n, uint64_t seed) {
     const uint64_t k0 = 0x9E3779B97F4A7C15ull, k1 = 0xD6E8FEB86659FD93ull;
+    const uint64_t veil = seed * k1;
     uint64_t a, b;
     seed ^= k0;
     if (n <= 16) {
@@ -103,11 +105,11 @@ static inline uint64_t gn_hash(const uint8_t *p, size_t n, uint64_t seed) {
         else { a = b = 0; }
     } else {
         size_t i = 0;
-        for (; i + 16 < n; i += 16) seed = gn_fold(gn_load64(p + i) ^ k1, gn_load64(p + i + 8) ^ seed);
+        for (; i + 16 < n; i += 16) seed = gn_fold(gn_load64(p + i) ^ veil, gn_load64(p + i + 8) ^ seed);
         a = gn_load64(p + n - 16);
         b = gn_load64(p + n - 8);
     }
-    return gn_fold(k1 ^ n, gn_fold(a ^ k1, b ^ seed));
+    return gn_fold(k1 ^ n, gn_fold(a ^ veil, b ^ seed));
 }
 
 /* Decimal digits of v into to (at most 20); how many. */

@@ -17,7 +17,9 @@ import asyncio
 import contextlib
 import datetime
 import json
+import re
 import ssl
+from pathlib import Path
 
 import pytest
 
@@ -244,6 +246,18 @@ def test_hash_tables_have_a_seed_of_their_own():
     """Nobody outside can choose subjects, sids or tokens that fall into one place: each account's seed is random."""
     mesh = Mesh(Fanout(prefers_local=False), 0)
     assert len({census.subject_hash(mesh.account(name), b"same") for name in (b"A", b"B", b"C", b"D")}) == 4
+
+
+@pytest.mark.parametrize("place", [b"%b%b", b"%b%b and what is behind it", b"16 bytes before. %b%b", b"%b%b%b%b"])
+def test_no_constant_of_the_hash_makes_subjects_collide(place):
+    """The source is public: bytes chosen by the constants in it do not keep the rest of a subject from counting."""
+    constants = re.findall(r"\b0x([0-9A-F]{16})ull\b", Path("broker/word.h").read_text())
+    assert constants
+    account = Mesh(Fanout(prefers_local=False), 0).account(b"A")
+    for constant in constants:
+        chosen = bytes.fromhex(constant)[::-1]
+        subjects = [place % ((chosen, b"%08d" % number) * (place.count(b"%b") // 2)) for number in range(1000)]
+        assert len({census.subject_hash(account, subject) for subject in subjects}) == 1000
 
 
 async def test_subjects_against_the_trie(start_broker, cluster_of):

@@ -6,6 +6,7 @@ The exporting account's client is on another shard than the importing one's, whe
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import re
 import time
@@ -264,6 +265,43 @@ async def test_the_header_comes_last_and_replaces_a_forged_one(exchange):
     assert lines[:3] == [b"NATS/1.0", b"A: b", b"C: d"]
     assert lines[3].startswith(b'Nats-Request-Info: {"acc":"B"')
     assert frame.payload == b"hi"
+
+
+@OURS
+@pytest.mark.parametrize(
+    "forged",
+    [
+        b"NATS/1.0\r\nA: b\nNats-Request-Info: {}\r\n\r\n",
+        b"NATS/1.0\nA: b\nNats-Request-Info: {}\n\n",
+        b"NATS/1.0\r\nA: b\rNats-Request-Info: {}\r\n\r\n",
+        b"NATS/1.0\r\nA: b\r\nnats-request-info : {}\n\n\r\n",
+        b"NATS/1.0\r\nA: b\n\n\r\n",
+        b"NATS/1.0\r\nA: b\r\r\r\n",
+    ],
+)
+async def test_no_kind_of_line_end_hides_a_forged_header_or_the_true_one(exchange, forged):
+    """Readers of headers differ in what ends a line, and an empty line ends what they read."""
+    a, b = await on(exchange, "a", 0), await on(exchange, "b", 1)
+    await a.talk("SUB req.h 1\r\nPING\r\n", expect="PONG\r\n")
+    await b.talk(b"HPUB req.h %d %d\r\n%shi\r\nPING\r\n" % (len(forged), len(forged) + 2, forged), "PONG\r\n")
+    await a.flush()
+    (frame,) = a.inbox
+    first, *lines, last, _end = re.split(rb"\r\n|\r|\n", frame.headers)
+    told = [json.loads(line.partition(b":")[2]) for line in lines if line.lower().startswith(b"nats-request-info")]
+    assert (first, lines[0], last) == (b"NATS/1.0", b"A: b", b"")
+    assert [one["acc"] for one in told] == ["B"]
+    assert b"" not in lines
+
+
+@OURS
+async def test_a_header_of_a_forged_line_alone_begins_as_all_do(exchange):
+    a, b = await on(exchange, "a", 0), await on(exchange, "b", 1)
+    await a.talk("SUB req.h 1\r\nPING\r\n", expect="PONG\r\n")
+    forged = b"\r\nNats-Request-Info: {}\r\n\r\n"
+    await b.talk(b"HPUB req.h %d %d\r\n%shi\r\nPING\r\n" % (len(forged), len(forged) + 2, forged), "PONG\r\n")
+    await a.flush()
+    (frame,) = a.inbox
+    assert frame.headers.startswith(b'NATS/1.0\r\nNats-Request-Info: {"acc":"B"')
 
 
 async def test_who_takes_no_headers_gets_none(exchange):
