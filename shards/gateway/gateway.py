@@ -23,7 +23,7 @@ from gnatswarm.shards.gateway.leaf_port import LeafPort
 from gnatswarm.shards.gateway.leaving import Leaving
 from gnatswarm.shards.gateway.remote import Remote
 from gnatswarm.shards.gateway.rests import Rests
-from gnatswarm.shards.gateway.routes import Routes
+from gnatswarm.shards.gateway.routes import NAME_CONFLICT, Routes
 from gnatswarm.shards.gateway.server_events import ServerEvents
 from gnatswarm.shards.gateway.server_waits import ServerWaits
 from gnatswarm.shards.gateway.words import Identity
@@ -117,6 +117,7 @@ class Gateway:
         acceptors: dict[str, Callable[[int, str, int], None]] = {}
         if self._routes is not None:
             acceptors["cluster"] = self._routes.on_accept
+            self._routes.on_renamed = self._on_renamed
             self._routes.start()
         if "leafnodes" in self._ports:
             self._leaf_port = LeafPort(
@@ -315,6 +316,11 @@ class Gateway:
     def _cluster_name(self) -> str:
         """The present name of the cluster; "": there is none."""
         return self._routes.name if self._routes is not None else self._options.stated_cluster
+
+    def _on_renamed(self) -> None:
+        """Hubs are told the new name: between leaf nodes of two clusters they would pass what comes by a route, too."""
+        for remote in self._remotes:
+            remote.connect_again(NAME_CONFLICT)
 
     def _opens_loop(self, account: str) -> bool:
         now_s = self._loop.time()

@@ -60,6 +60,8 @@ FIRST_WORD_S = 0.25
 SETTLE_S = 3.0
 # Members that others tell of and that are being dialled; a cluster has fewer.
 MOST_DIALLED = 64
+# Why connections end over which another name of the cluster was told.
+NAME_CONFLICT = "Cluster Name Conflict"
 # connect_urls of one member.
 MOST_URLS = 64
 
@@ -125,6 +127,7 @@ class Routes:
         self.leaf_url = ""  # where leaf nodes connect to this broker; "": members are not told
         self._leaf_urls: list[str] = []  # … and to the members
         self.on_leaf_urls: Callable[[list[str]], None] = _nobody
+        self.on_renamed: Callable[[], None] = _nothing
         self._is_leaving = False
         self._is_closed = False
         self._is_settled = False
@@ -552,7 +555,8 @@ class Routes:
         self.name, self.is_dynamic = name, is_dynamic
         for session in list(self._sessions):
             if session is not but:
-                session.close("Cluster Name Conflict")
+                session.close(NAME_CONFLICT)
+        self.on_renamed()
         self._teller.changed()
         self.flush()
 
@@ -722,6 +726,10 @@ class Routes:
 
 def _nobody(_urls: list[str]) -> None:
     """There is no port for leaf nodes."""
+
+
+def _nothing() -> None:
+    """There are no hubs."""
 
 
 def _dialable(url: str) -> Address | None:
