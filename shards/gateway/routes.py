@@ -193,11 +193,11 @@ class Routes:
     def reload(self, options: Options, *, has_new_accounts: bool) -> None:
         """Apply new options: members that are not named any more are disconnected, if this broker dialled them.
 
+        Renewed certificates leave the connections as they are, and hold for the next ones.
         What members have told of new accounts counts from now on.
         """
         had = self.cluster
         was_fenced = self._options.fence
-        had_login = (had.user, had.password, had.permissions, had.tls, had.tls_insecure)
         self.adopt(options)
         self._learn_own_urls()
         cluster = options.cluster
@@ -207,13 +207,13 @@ class Routes:
                 self._forget(key, dialled)
                 if dialled.session is not None:
                     dialled.session.close("it was removed from the configuration")
-        if had_login != (cluster.user, cluster.password, cluster.permissions, cluster.tls, cluster.tls_insecure):
+        if _terms(had) != _terms(cluster):
             for session in list(self._sessions):
                 session.close("the cluster's configuration has changed")
         elif was_fenced != options.fence:
             self._say_hello_again()
-        for session in self._sessions:
-            session.set_pings(*self._pings)
+        for session in list(self._sessions):
+            session.reload(*self._pings)
         for session in list(self._sessions) if has_new_accounts else ():
             session.take_accounts()
         self._dial_configured()
@@ -722,6 +722,12 @@ class Routes:
             is_settled=self._is_settled,
             routes=self._route_addresses(),
         )
+
+
+def _terms(cluster: Cluster) -> tuple[object, ...]:
+    """What connected members have agreed to: where it changes, they have to connect again."""
+    tls = cluster.tls
+    return cluster.user, cluster.password, cluster.permissions, cluster.tls_insecure, tls.is_on, tls.terms
 
 
 def _nobody(_urls: list[str]) -> None:
