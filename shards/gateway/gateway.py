@@ -246,13 +246,19 @@ class Gateway:
         Shards choose nobody outside any more, and have said all; then other servers are told that nothing more comes,
         and close when they have read that. After `within_s` it ends in any case.
         """
+        self._leaving(on_done).begin(within_s)
+
+    def stop(self, within_s: float, on_done: Callable[[], None]) -> None:
+        """As leave(), where the broker stops: no shard sends anything more, or waits for anything."""
+        self._leaving(on_done).begin_last(within_s)
+
+    def _leaving(self, on_done: Callable[[], None]) -> Leaving:
         self._doors.close()
         for remote in self._remotes:
             remote.stop_dialling()
         if self._routes is not None:
             self._routes.stop_dialling()
-        leaving = Leaving(self._loop, self._reactor, self.exchange, self._sessions, on_done)
-        leaving.begin(within_s)
+        return Leaving(self._loop, self._reactor, self.exchange, self._sessions, on_done)
 
     def _sessions(self) -> list[RouteSession | LeafConnection]:
         found: list[RouteSession | LeafConnection] = [one.session for one in self._remotes if one.session is not None]

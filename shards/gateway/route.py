@@ -513,6 +513,11 @@ class RouteSession:
         """End it, for this reason."""
         self._end(why)
 
+    def fall_silent(self, why: str) -> None:
+        """Nothing is sent any more, as the other end has been told; when it closes, this is the reason."""
+        self._why = self._why or why
+        self.link.fall_silent()
+
     def give_way(self) -> None:
         """Close it, as it has not said who it is, and too many have not."""
         self._why = "it had not said who it is"

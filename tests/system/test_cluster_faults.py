@@ -270,6 +270,24 @@ async def test_a_member_that_says_nothing_more_is_sent_what_waits_for_it(start: 
     writer.close()
 
 
+@pytest.mark.parametrize("kind", ["gnatswarm-2", "nats-server", "nats-server-2.15"])
+async def test_a_broker_that_stops_sends_members_what_waits_for_them(start: Start, net: Net, kind: str) -> None:
+    """A gnatswarm also reads what they say meanwhile: bytes that nobody has read take back what is on its way."""
+    here = start(kind, cluster_config("here"))
+    reader, writer = await asyncio.open_connection("127.0.0.1", route_port(here), limit=1 << 16)
+    writer.write(f"{connect('raw')}{hello('raw')}RS+ $G out\r\nPING\r\n".encode())
+    await reader.readuntil(b"PONG\r\n")
+    await publish(here, net)
+    here.send_signal(signal.SIGTERM)
+    heard = 0
+    while data := await reader.read(1 << 16):
+        if kind == "gnatswarm-2":
+            writer.write(b"RMSG $G nobody 1\r\nx\r\n")
+        heard += data.count(b"y")
+    assert heard == MANY * len(BODY)
+    writer.close()
+
+
 async def test_a_member_behind_tls_that_says_nothing_more_is_sent_what_waits_for_it(
     start: Start, net: Net, tmp_path: Path
 ) -> None:
