@@ -254,6 +254,12 @@ class Tls(_Discreet, frozen=True, forbid_unknown_fields=True):
         return bool(self.cert_file)
 
     @property
+    def terms(self) -> "Tls":
+        """What it asks of a connection, whichever certificates, pins and authorities there are."""
+        certificates = {"cert_file": "", "key_file": "", "ca_file": "", "cert_pem": b"", "key_pem": b"", "ca_pem": b""}
+        return msgspec.structs.replace(self, **certificates, more_certs=(), pinned_certs=())
+
+    @property
     def asks_for_certificate(self) -> bool:
         """Whether a client must present a certificate."""
         return self.verify or self.verify_and_map

@@ -69,6 +69,8 @@ LEAF_NODES_STAY_S = 3600.0
 ROUTER_LATE_S = 60.0
 # What a relay's clients have to take their last bytes when the broker stops. Shorter than the router waits.
 STOP_WITHIN_S = 1.5
+# What other servers have then to take what waits for them, and to close, behind what shards have (HEAR_OUT_S).
+SERVERS_WITHIN_S = 1.0
 # At the broker's start clients are not accepted before the gateway has tried to reach the members, or this has passed.
 CLUSTER_WITHIN_S = 1.0
 
@@ -646,9 +648,15 @@ class Worker:
     def _stop(self) -> None:
         if self._stopping is None:
             assert self._boot is not None
+            end = self._end if self._gateway is None else self._end_servers
             self._stopping = Stopping(
-                self._loop, self._boot.shard, self._shard, self._links, self._page, self._take_handed_over, self._end
+                self._loop, self._boot.shard, self._shard, self._links, self._page, self._take_handed_over, end
             )
+
+    def _end_servers(self) -> None:
+        """All that clients had sent has come here: other servers get it before they are closed."""
+        assert self._gateway is not None
+        self._gateway.stop(SERVERS_WITHIN_S, self._end)
 
     def _end(self) -> None:
         """Close everybody."""

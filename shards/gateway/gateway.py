@@ -23,7 +23,7 @@ from gnatswarm.shards.gateway.leaf_port import LeafPort
 from gnatswarm.shards.gateway.leaving import Leaving
 from gnatswarm.shards.gateway.remote import Remote
 from gnatswarm.shards.gateway.rests import Rests
-from gnatswarm.shards.gateway.routes import Routes
+from gnatswarm.shards.gateway.routes import NAME_CONFLICT, Routes
 from gnatswarm.shards.gateway.server_events import ServerEvents
 from gnatswarm.shards.gateway.server_waits import ServerWaits
 from gnatswarm.shards.gateway.words import Identity
@@ -117,6 +117,7 @@ class Gateway:
         acceptors: dict[str, Callable[[int, str, int], None]] = {}
         if self._routes is not None:
             acceptors["cluster"] = self._routes.on_accept
+            self._routes.on_renamed = self._on_renamed
             self._routes.start()
         if "leafnodes" in self._ports:
             self._leaf_port = LeafPort(
@@ -245,13 +246,19 @@ class Gateway:
         Shards choose nobody outside any more, and have said all; then other servers are told that nothing more comes,
         and close when they have read that. After `within_s` it ends in any case.
         """
+        self._leaving(on_done).begin(within_s)
+
+    def stop(self, within_s: float, on_done: Callable[[], None]) -> None:
+        """As leave(), where the broker stops: no shard sends anything more, or waits for anything."""
+        self._leaving(on_done).begin_last(within_s)
+
+    def _leaving(self, on_done: Callable[[], None]) -> Leaving:
         self._doors.close()
         for remote in self._remotes:
             remote.stop_dialling()
         if self._routes is not None:
             self._routes.stop_dialling()
-        leaving = Leaving(self._loop, self._reactor, self.exchange, self._sessions, on_done)
-        leaving.begin(within_s)
+        return Leaving(self._loop, self._reactor, self.exchange, self._sessions, on_done)
 
     def _sessions(self) -> list[RouteSession | LeafConnection]:
         found: list[RouteSession | LeafConnection] = [one.session for one in self._remotes if one.session is not None]
@@ -315,6 +322,11 @@ class Gateway:
     def _cluster_name(self) -> str:
         """The present name of the cluster; "": there is none."""
         return self._routes.name if self._routes is not None else self._options.stated_cluster
+
+    def _on_renamed(self) -> None:
+        """Hubs are told the new name: between leaf nodes of two clusters they would pass what comes by a route, too."""
+        for remote in self._remotes:
+            remote.connect_again(NAME_CONFLICT)
 
     def _opens_loop(self, account: str) -> bool:
         now_s = self._loop.time()

@@ -212,6 +212,11 @@ class LeafConnection:
         """End it, for this reason."""
         self._end(why)
 
+    def fall_silent(self, why: str) -> None:
+        """Nothing is sent any more, as the other end has been told; when it closes, this is the reason."""
+        self._why = self._why or why
+        self.link.fall_silent()
+
     def _refuse(self, text: str, *, wait_long: bool = False) -> None:
         """End it, and tell the other end why."""
         self.link.send(f"-ERR '{text}'\r\n".encode("utf-8", "surrogateescape"))

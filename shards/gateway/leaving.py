@@ -1,10 +1,10 @@
-"""The end of a gateway that another one replaces: nothing is lost that is on its way when it begins.
+"""The end of a gateway: nothing is lost that is on its way to other servers, or from them, when it begins.
 
 Shards are told first that nobody outside wants anything; when all know, what they had sent before is here. It goes out,
 and each other server is told that nothing more comes: it reads that last, and closes. What it had sent until then goes
 to the shards. A server that does not close is waited for to the end of the time. What clients publish between this and
 the next gateway's connections finds no interest outside: queue groups choose members here, requests are told that there
-are no responders.
+are no responders. Where the broker stops, shards have said all before, and end themselves.
 """
 
 from __future__ import annotations
@@ -41,11 +41,16 @@ class Leaving:
         self._on_done = on_done
         self._ended: set[RouteSession | LeafConnection] = set()  # they were told that nothing more comes
         self._is_done = False
-        self._give_up_at_s = 0.0
+        self._has_shards = True
+
+    def begin_last(self, within_s: float) -> None:
+        """Begin as the last process of a broker that stops; it is done within this time."""
+        self._has_shards = False
+        self._loop.call_later(within_s, self._done)
+        self._on_withdrawn()
 
     def begin(self, within_s: float) -> None:
         """Begin; it is done within this time."""
-        self._give_up_at_s = self._loop.time() + within_s
         self._loop.call_later(within_s, self._done)
         self._exchange.withdraw(self._on_withdrawn)
         self._loop.call_soon(self._reactor.finish)
@@ -71,6 +76,8 @@ class Leaving:
                     self._reactor.blame(session.socket)
         if sessions:
             self._loop.call_later(LOOK_S, self._look)
+        elif not self._has_shards:
+            self._done_soon()
         else:
             self._exchange.call_when_known(self._done_soon)
         self._reactor.finish()
@@ -81,7 +88,7 @@ class Leaving:
             session.close("Server Shutdown")
             self._ended.add(session)
         elif session.socket.end_sending():
-            session.link.fall_silent()
+            session.fall_silent("Server Shutdown")
             self._ended.add(session)
 
     def _done_soon(self) -> None:

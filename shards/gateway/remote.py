@@ -216,6 +216,12 @@ class Remote:
             self.session.set_pings(options.limits.ping_interval_s, options.limits.ping_max)
             self.flush()
 
+    def connect_again(self, why: str) -> None:
+        """End the connection, over which the hub was told what does not hold any more; the next one is made soon."""
+        if self.session is not None:
+            self.session.close(why)
+            self.flush()
+
     def close(self, why: str) -> None:
         """End the connection, and dial no more."""
         self._task.cancel()

@@ -151,6 +151,7 @@ class RouteSession:
         self._why = ""
         self._is_quiet = False
         self._has_started = False
+        self._tls: SSLObject | None = None  # None: the handshake is not done, or the connection is not encrypted
         self._names: CertificateNames | None = None  # of its certificate, where that says who it is
         self._is_on_trial = False  # logged in, and the member has not said that it takes it
         self._timer = loop.call_later(min(FIRST_PING_S, self._ping_interval_s), self._ping)
@@ -182,6 +183,7 @@ class RouteSession:
 
     def on_secured(self, tls: SSLObject) -> bool:
         """The TLS handshake is done. False: its certificate is refused, and the connection is being closed."""
+        self._tls = tls
         objection = self._owner.objection_to_certificate(tls, self)
         if objection:
             self.on_opening_failed(objection)
@@ -511,6 +513,11 @@ class RouteSession:
         """End it, for this reason."""
         self._end(why)
 
+    def fall_silent(self, why: str) -> None:
+        """Nothing is sent any more, as the other end has been told; when it closes, this is the reason."""
+        self._why = self._why or why
+        self.link.fall_silent()
+
     def give_way(self) -> None:
         """Close it, as it has not said who it is, and too many have not."""
         self._why = "it had not said who it is"
@@ -520,11 +527,13 @@ class RouteSession:
         self._why = self._why or why
         self.link.end()
 
-    def set_pings(self, interval_s: float, most: int) -> None:
-        """After a reload: ping so often, and wait for so many answers."""
-        interval_s = min(interval_s, LONGEST_PING_S)
+    def reload(self, ping_interval_s: float, ping_max: int) -> None:
+        """After a reload: ping so often, and wait for so many answers. It ends if its certificate is refused now."""
+        if self._tls is not None and (objection := self._owner.objection_to_certificate(self._tls, self)):
+            self.close(objection)
+        interval_s = min(ping_interval_s, LONGEST_PING_S)
         is_other = interval_s != self._ping_interval_s
-        self._ping_interval_s, self._ping_max = interval_s, most
+        self._ping_interval_s, self._ping_max = interval_s, ping_max
         if is_other and self._pinged_ns:  # (the first ping comes soon)
             self._timer.cancel()
             self._timer = self._loop.call_later(interval_s, self._ping)

@@ -60,6 +60,8 @@ FIRST_WORD_S = 0.25
 SETTLE_S = 3.0
 # Members that others tell of and that are being dialled; a cluster has fewer.
 MOST_DIALLED = 64
+# Why connections end over which another name of the cluster was told.
+NAME_CONFLICT = "Cluster Name Conflict"
 # connect_urls of one member.
 MOST_URLS = 64
 
@@ -125,6 +127,7 @@ class Routes:
         self.leaf_url = ""  # where leaf nodes connect to this broker; "": members are not told
         self._leaf_urls: list[str] = []  # … and to the members
         self.on_leaf_urls: Callable[[list[str]], None] = _nobody
+        self.on_renamed: Callable[[], None] = _nothing
         self._is_leaving = False
         self._is_closed = False
         self._is_settled = False
@@ -190,11 +193,11 @@ class Routes:
     def reload(self, options: Options, *, has_new_accounts: bool) -> None:
         """Apply new options: members that are not named any more are disconnected, if this broker dialled them.
 
+        Renewed certificates leave the connections as they are, and hold for the next ones.
         What members have told of new accounts counts from now on.
         """
         had = self.cluster
         was_fenced = self._options.fence
-        had_login = (had.user, had.password, had.permissions, had.tls, had.tls_insecure)
         self.adopt(options)
         self._learn_own_urls()
         cluster = options.cluster
@@ -204,13 +207,13 @@ class Routes:
                 self._forget(key, dialled)
                 if dialled.session is not None:
                     dialled.session.close("it was removed from the configuration")
-        if had_login != (cluster.user, cluster.password, cluster.permissions, cluster.tls, cluster.tls_insecure):
+        if _terms(had) != _terms(cluster):
             for session in list(self._sessions):
                 session.close("the cluster's configuration has changed")
         elif was_fenced != options.fence:
             self._say_hello_again()
-        for session in self._sessions:
-            session.set_pings(*self._pings)
+        for session in list(self._sessions):
+            session.reload(*self._pings)
         for session in list(self._sessions) if has_new_accounts else ():
             session.take_accounts()
         self._dial_configured()
@@ -552,7 +555,8 @@ class Routes:
         self.name, self.is_dynamic = name, is_dynamic
         for session in list(self._sessions):
             if session is not but:
-                session.close("Cluster Name Conflict")
+                session.close(NAME_CONFLICT)
+        self.on_renamed()
         self._teller.changed()
         self.flush()
 
@@ -720,8 +724,18 @@ class Routes:
         )
 
 
+def _terms(cluster: Cluster) -> tuple[object, ...]:
+    """What connected members have agreed to: where it changes, they have to connect again."""
+    tls = cluster.tls
+    return cluster.user, cluster.password, cluster.permissions, cluster.tls_insecure, tls.is_on, tls.terms
+
+
 def _nobody(_urls: list[str]) -> None:
     """There is no port for leaf nodes."""
+
+
+def _nothing() -> None:
+    """There are no hubs."""
 
 
 def _dialable(url: str) -> Address | None:

@@ -136,6 +136,10 @@ cdef class Deadlines:
             else:
                 socket.close_if_heard()
             return 0
+        if socket.is_emptying:
+            if not isinstance(socket.peer, ServerLink) or self.is_server_late(socket, now_us):
+                socket.close()
+            return 0
         if socket.is_opening:
             socket.check_opening()
             return 0

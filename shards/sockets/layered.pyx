@@ -243,6 +243,7 @@ cdef class LayeredSocket(Socket):
             return self.refuse_prologue("EOF")
         if self.is_opening and self.stage != WAITS and self.stage != QUIET:
             return self.fail("EOF" if got == 0 else "the connection was reset", None)
+        self.has_input_ended = got == 0
         self.peer.close(CLOSE_CLIENT_CLOSED if got == 0 else CLOSE_READ_ERROR)
         out_call(&self.peer.out)
         return 0
@@ -587,6 +588,7 @@ cdef class LayeredSocket(Socket):
             if self.frames.error:
                 self.owner.on_wire_error(self.frames.error)
             self.flush()
+        self.has_input_ended = self.has_ended
         self.peer.close(self.frames.close_reason if is_over else
                         CLOSE_READ_ERROR if self.broken else CLOSE_CLIENT_CLOSED)
         out_call(&self.peer.out)
@@ -863,6 +865,9 @@ cdef class LayeredSocket(Socket):
             self.queue_outgoing()
         self.has_said_end = True
         return 0
+
+    cdef bint has_unsent(self) noexcept:
+        return self.unsent is not None or Socket.has_unsent(self)
 
     cdef void part(self, int reason) noexcept:
         """Send close frame and close_notify, if the socket still takes them."""

@@ -39,6 +39,8 @@ cdef class Socket(Source):
     cdef readonly object owner   # Python: on_closed(reason), once
     cdef ReadHabit habit
     cdef bint is_lingering       # everything was sent; input is thrown away until the peer has it all, or closes
+    cdef bint has_input_ended    # the other end sends nothing more; it may still read
+    cdef bint is_emptying        # so its owner has been told, and another server is sent what waited for it, and closed
     cdef bint is_opening         # a handshake comes before the protocol: no log-in deadline, no pings yet
     cdef bint is_heard_out       # the peer is deaf (OutBuf.is_deaf), and has been told so
     cdef uint64_t opened_us
@@ -59,6 +61,11 @@ cdef class Socket(Source):
     cdef int read_to_end(self) except -1
     cdef int discard(self) except -1
     cdef int close_if_heard(self) except -1
+    # Whether something waits to be sent, also in a layer.
+    cdef bint has_unsent(self) noexcept
+    # Tells the owner of the end, and goes on to send what waits.
+    cdef int empty(self, int reason) except -1
+    cdef int close_if_empty(self) except -1
     cdef int show_read(self, iovec *parts, int n, Py_ssize_t size) except -1
     cdef void show_sent(self, iovec *parts, int n, Py_ssize_t size) noexcept
     cdef void flush(self) noexcept

@@ -15,8 +15,8 @@ from posix.unistd cimport close as close_fd
 
 from gnatswarm.broker.outbuf cimport (
     CLOSE_CLIENT_CLOSED, CLOSE_NONE, CLOSE_PARSE_ERROR, CLOSE_READ_ERROR, CLOSE_SLOW_CONSUMER_PENDING_BYTES,
-    CLOSE_SLOW_CONSUMER_WRITE_DEADLINE, CLOSE_WRITE_ERROR, CloseReason, MOVING_NOT, iovec, out_call, out_condemn,
-    out_gather, out_pending, out_release, out_take)
+    CLOSE_SLOW_CONSUMER_WRITE_DEADLINE, CLOSE_WRITE_ERROR, CloseReason, MOVING_NOT, iovec, out_append_all, out_call,
+    out_condemn, out_gather, out_mark_clean, out_pending, out_release, out_take)
 from gnatswarm.broker.peer cimport HOLD_STALL, merge_freed
 from gnatswarm.broker.word cimport SLACK, likely, unlikely
 from gnatswarm.shards.sockets.epoll cimport (
@@ -146,11 +146,15 @@ cdef class Socket(Source):
         if events & EPOLLOUT:
             self.peer.out.is_blocked = 0
             self.flush()
+            if unlikely(self.is_emptying):
+                return self.close_if_empty()
             if not self.peer.out.is_blocked:
                 self.arm(self.armed & ~<uint32_t>EPOLLOUT)
         if events & (EPOLLIN | EPOLLERR | EPOLLHUP):
             if self.is_lingering:
                 self.discard()
+            elif unlikely(self.is_emptying):   # it reads no more, either
+                self.close()
             else:
                 self.read()
         return 0
@@ -192,6 +196,7 @@ cdef class Socket(Source):
             return self.after_operations()
         if got < 0 and (errno == EAGAIN or errno == EINTR):
             return 0
+        self.has_input_ended = got == 0
         peer.close(CLOSE_CLIENT_CLOSED if got == 0 else CLOSE_READ_ERROR)
         out_call(&peer.out)
         return 0
@@ -312,6 +317,10 @@ cdef class Socket(Source):
         Of one that moves, shards have agreed on them: what it is sent waits until it goes on, in whichever shard.
         """
         cdef OutBuf *out = &self.peer.out
+        if self.is_emptying:
+            out_release(out)
+            out_call(out)
+            return True
         if error not in (EPIPE, ECONNRESET):
             return False
         if not isinstance(self.peer, ClientConnection):
@@ -378,9 +387,15 @@ cdef class Socket(Source):
                                           CLOSE_SLOW_CONSUMER_PENDING_BYTES, CLOSE_SLOW_CONSUMER_WRITE_DEADLINE)
         if self.is_lingering or self.fd < 0:
             return 0
+        if self.is_emptying:
+            return self.close_if_empty()
         self.read_promptly()
         if speaks:
             self.flush()
+        elif self.has_input_ended and reason == CLOSE_CLIENT_CLOSED and not isinstance(self.peer, ClientConnection):
+            self.flush()
+            if out.is_blocked and self.has_unsent():
+                return self.empty(reason)
         self.part(reason)
         if reason == CLOSE_SLOW_CONSUMER_PENDING_BYTES or reason == CLOSE_SLOW_CONSUMER_WRITE_DEADLINE:
             self.reactor.slow_consumers += 1
@@ -397,6 +412,35 @@ cdef class Socket(Source):
             self.arm(EPOLLIN)
             self.close_if_heard()
         else:
+            self.close()
+        return 0
+
+    cdef bint has_unsent(self) noexcept:
+        return out_pending(&self.peer.out) != 0
+
+    cdef int empty(self, int reason) except -1:
+        cdef OutBuf *out = &self.peer.out
+        cdef OutBuf rest   # (its owner releases the peer's)
+        memset(&rest, 0, sizeof(rest))
+        rest.box = out.box
+        out_append_all(&rest, out)
+        out_mark_clean(&rest)
+        self.owner.on_closed(reason)
+        self.peer.is_closing = True
+        out_release(out)
+        out.close_reason = CLOSE_NONE
+        out_append_all(out, &rest)
+        out.limit = out.pos
+        out.close_reason = reason
+        out.is_behind = 0
+        out.box.relieved = 1   # (nobody waits for it any more)
+        self.is_emptying = True
+        self.arm(EPOLLOUT)
+        return 0
+
+    cdef int close_if_empty(self) except -1:
+        if not (self.peer.out.is_blocked and self.has_unsent()):   # (or it cannot be sent)
+            self.part(self.peer.out.close_reason)
             self.close()
         return 0
 

@@ -15,12 +15,15 @@ class Session:
 
     def __init__(self, *, slot: int = 32, has_socket: bool = True) -> None:
         self.did: list[str] = []
-        self.link = SimpleNamespace(slot=slot, fall_silent=lambda: self.did.append("falls silent"))
+        self.link = SimpleNamespace(slot=slot)
         self.socket = SimpleNamespace(end_sending=self.end_sending) if has_socket else None
 
     def end_sending(self) -> bool:
         self.did.append("ends sending")
         return True
+
+    def fall_silent(self, why: str) -> None:
+        self.did += ["falls silent", why]
 
     def close(self, why: str) -> None:
         self.did.append(why)
@@ -29,7 +32,7 @@ class Session:
 @pytest.mark.parametrize(
     ("session", "did"),
     [
-        (Session(), ["ends sending", "falls silent"]),
+        (Session(), ["ends sending", "falls silent", "Server Shutdown"]),
         (Session(has_socket=False), ["Server Shutdown"]),
         (Session(slot=-1), ["Server Shutdown"]),  # who has not said who it is
     ],
@@ -64,6 +67,27 @@ def test_only_what_can_be_read_to_its_end_is_waited_for(session: Session, did: l
     assert done == [True]
 
 
+def test_where_the_broker_stops_no_shard_is_waited_for() -> None:
+    later: list[Any] = []
+    loop: Any = SimpleNamespace(
+        call_later=lambda _after_s, call: later.append(call), call_soon=lambda call: later.append(call)
+    )
+    exchange: Any = SimpleNamespace(hush=lambda: None)
+    done: list[bool] = []
+    there: list[Any] = [Session()]
+    reactor: Any = SimpleNamespace(finish=lambda: None)
+    Leaving(loop, reactor, exchange, lambda: there, lambda: done.append(True)).begin_last(1.0)
+    limit, look = later
+    look()
+    assert there.pop().did == ["ends sending", "falls silent", "Server Shutdown"]
+    assert not done
+    for call in later[2:]:
+        call()
+    later[-1]()
+    limit()
+    assert done == [True]
+
+
 def test_an_error_of_ours_at_the_end_of_one_connection_costs_that_one_alone() -> None:
     """The others' last messages would be lost with the process."""
     later: list[Any] = []
@@ -83,4 +107,4 @@ def test_an_error_of_ours_at_the_end_of_one_connection_costs_that_one_alone() ->
     for call in later[1:]:
         call()
     later[-1]()
-    assert (blamed, bad.did, good.did) == ([bad.socket], [], ["ends sending", "falls silent"])
+    assert (blamed, bad.did, good.did) == ([bad.socket], [], ["ends sending", "falls silent", "Server Shutdown"])

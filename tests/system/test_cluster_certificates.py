@@ -6,6 +6,7 @@ import asyncio
 import json
 import ssl
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from cryptography import x509
@@ -15,9 +16,24 @@ from tests.support.leaves import LISTENS as LEAVES_LISTEN
 from tests.support.raw_route import RawRoute, connect, hello
 from tests.support.servers import Broker
 from tests.support.turns import until
-from tests.system.test_cluster import Start, cluster_config, ended, is_meshed, page, route_port, start, started
+from tests.system.test_cluster import (
+    Net,
+    Start,
+    all_know,
+    arrived,
+    cluster_config,
+    ended,
+    is_meshed,
+    net,
+    page,
+    route_port,
+    start,
+    started,
+    subscribed,
+)
+from tests.system.test_cluster_reload import reload
 
-__all__ = ["start"]  # a fixture
+__all__ = ["net", "start"]  # fixtures
 
 KINDS = ("gnatswarm-2", "nats-server", "gnatswarm-2-as-2.15", "nats-server-2.15")
 
@@ -146,3 +162,56 @@ async def test_a_server_at_an_address_has_the_name_that_is_configured(
     there.log.wait_line(created)
     await until(lambda: created in dials.log.text)
     assert "certificate" not in dials.log.text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_renewed_certificate_leaves_members_connected_and_is_shown_to_the_next(
+    start: Start, net: Net, authority: Authority, tmp_path: Path, kind: str
+) -> None:
+    mine, new = Pair(tmp_path / "mine.pem", tmp_path / "mine.key"), authority.member()
+    put(authority.member(), mine)
+    there = start("nats-server", cluster_config("there", inner=plain(authority)))
+    tls = f"tls {{ {mine.lines}, ca_file: '{authority.path}', timeout: 5 }}"
+    here = start(kind, cluster_config("here", (route_port(there),), inner=tls))
+    await until(lambda: is_meshed([here, there]))
+    clients = await net.clients([here, there])
+    for client in clients:
+        await subscribed(client, "go.on 1")
+    await all_know(clients)
+    put(new, mine)
+    await clients[1].send("PUB go.on 1\r\nx\r\n" * 500)
+    reload(here, "timeout: 5", "timeout: 5")
+    await clients[1].send("PUB go.on 1\r\nx\r\n" * 500)
+    await clients[0].send("PUB go.on 1\r\nx\r\n" * 500)
+    for client in clients:
+        assert len(await arrived(client, 1500)) == 1500
+    context = authority.client_context(authority.member())
+    _reader, writer = await asyncio.open_connection("127.0.0.1", route_port(here), ssl=context)
+    shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+    assert shown == ssl.PEM_cert_to_DER_cert(new.cert.read_text())
+    writer.close()
+
+
+def put(pair: Pair, into: Pair) -> None:
+    into.cert.write_bytes(pair.cert.read_bytes())
+    into.key.write_bytes(pair.key.read_bytes())
+
+
+@pytest.mark.parametrize("dials", [False, True])
+async def test_a_reload_closes_members_whose_certificate_is_not_pinned_any_more(
+    start: Start, authority: Authority, *, dials: bool
+) -> None:
+    own, other = authority.member(), authority.member()
+    pins = f"pinned_certs: ['{other.pin}', '{own.pin}']"
+    first, second = (
+        f"tls {{ {pair.lines}, ca_file: '{authority.path}', timeout: 5, {pins} }}"
+        for pair in ((other, own) if dials else (own, other))
+    )
+    accepts = start("gnatswarm-1", cluster_config("accepts", inner=first))
+    dialler = start("gnatswarm-1", cluster_config("dialler", (route_port(accepts),), inner=second))
+    await until(lambda: is_meshed([accepts, dialler]))
+    here = dialler if dials else accepts
+    reload(here, pins, f"pinned_certs: ['{other.pin}']")
+    assert "Router connection closed" not in here.log.text
+    reload(here, f"'{other.pin}'", f"'{own.pin}'")
+    here.log.wait_line("Router connection closed: certificate not pinned")

@@ -6,16 +6,20 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
+import ssl
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gnatswarm.router.commands.operator_commands import exchange, find
 from gnatswarm.router.supervision.operator_socket import RestartRequest
+from tests.support.authority import Authority
 from tests.support.pipe import Pipe
-from tests.support.raw_route import RawRoute, hello
+from tests.support.raw_route import DEADLINE_S, RawRoute, connect, hello
 from tests.support.servers import Broker
 from tests.support.turns import until
 from tests.support.wire import Client
@@ -240,6 +244,107 @@ async def test_a_restart_takes_what_other_servers_have_sent_until_they_close(sta
     route.close()
     assert not (await restart).error
     assert [frame.payload for frame in await client.messages(2, 20)] == [b"late1", b"late2"]
+
+
+MANY, BODY = 1000, b"y" * 20_000  # more than fits into the kernel's buffers
+
+
+async def publish(here: Broker, net: Net) -> None:
+    """More than a member that does not read can take."""
+    client = await net.client(here)
+    await client.send(b"PUB out %d\r\n%b\r\n" % (len(BODY), BODY) * MANY)
+    await client.flush()
+
+
+@pytest.mark.parametrize("kind", ["gnatswarm-2", "nats-server", "nats-server-2.15"])
+async def test_a_member_that_says_nothing_more_is_sent_what_waits_for_it(start: Start, net: Net, kind: str) -> None:
+    """As a gateway that is replaced: what others have queued for it is on its way, too."""
+    here = start(kind, cluster_config("here"))
+    reader, writer = await asyncio.open_connection("127.0.0.1", route_port(here), limit=1 << 16)
+    writer.write(f"{connect('raw')}{hello('raw')}RS+ $G out\r\nPING\r\n".encode())
+    await reader.readuntil(b"PONG\r\n")
+    await publish(here, net)
+    writer.write_eof()
+    assert (await reader.read(-1)).count(BODY) == MANY
+    await until(lambda: page(here, "/routez")["num_routes"] == 0)
+    writer.close()
+
+
+@pytest.mark.parametrize("kind", ["gnatswarm-2", "nats-server", "nats-server-2.15"])
+async def test_a_broker_that_stops_sends_members_what_waits_for_them(start: Start, net: Net, kind: str) -> None:
+    """A gnatswarm also reads what they say meanwhile: bytes that nobody has read take back what is on its way."""
+    here = start(kind, cluster_config("here"))
+    reader, writer = await asyncio.open_connection("127.0.0.1", route_port(here), limit=1 << 16)
+    writer.write(f"{connect('raw')}{hello('raw')}RS+ $G out\r\nPING\r\n".encode())
+    await reader.readuntil(b"PONG\r\n")
+    await publish(here, net)
+    here.send_signal(signal.SIGTERM)
+    heard = 0
+    while data := await reader.read(1 << 16):
+        if kind == "gnatswarm-2":
+            writer.write(b"RMSG $G nobody 1\r\nx\r\n")
+        heard += data.count(b"y")
+    assert heard == MANY * len(BODY)
+    writer.close()
+
+
+async def test_a_member_behind_tls_that_says_nothing_more_is_sent_what_waits_for_it(
+    start: Start, net: Net, tmp_path: Path
+) -> None:
+    """It says close_notify, and reads on."""
+    authority = Authority(tmp_path)
+    tls = f"tls {{ {authority.member().lines}, ca_file: '{authority.path}', timeout: 5 }}"
+    here = start("gnatswarm-2", cluster_config("here", inner=tls))
+    member = Encrypted(route_port(here), authority.client_context(authority.member()))
+    member.say(f"{connect('raw')}{hello('raw')}RS+ $G out\r\nPING\r\n".encode())
+    member.read_until(b"PONG\r\n")
+    await publish(here, net)
+    member.end()
+    heard = await asyncio.to_thread(member.read_until, b"")
+    assert heard.count(BODY) == MANY
+    member.sock.close()
+
+
+class Encrypted:
+    """A connection behind TLS that can say its end, and read on, as those of `ssl` cannot."""
+
+    def __init__(self, port: int, context: ssl.SSLContext) -> None:
+        self.sock = socket.create_connection(("127.0.0.1", port), DEADLINE_S)
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname="127.0.0.1")
+        self._do(self._tls.do_handshake)
+
+    def _do(self, step: Callable[[], object]) -> object:
+        while True:
+            try:
+                return step()
+            except ssl.SSLWantReadError:
+                self.sock.sendall(self._outgoing.read())
+                data = self.sock.recv(1 << 16)
+                assert data, "it closed the connection without close_notify"
+                self._incoming.write(data)
+            finally:
+                self.sock.sendall(self._outgoing.read())
+
+    def say(self, data: bytes) -> None:
+        self._do(lambda: self._tls.write(data))
+
+    def end(self) -> None:
+        with contextlib.suppress(ssl.SSLWantReadError):
+            self._tls.unwrap()
+        self.sock.sendall(self._outgoing.read())
+
+    def read_until(self, last: bytes) -> bytes:
+        """What comes up to this; b"": up to the end."""
+        found = bytearray()
+        with contextlib.suppress(ssl.SSLZeroReturnError):
+            while not last or not found.endswith(last):
+                data = self._do(lambda: self._tls.read(1 << 16))
+                assert isinstance(data, bytes)
+                if not data:
+                    break
+                found += data
+        return bytes(found)
 
 
 async def test_who_asks_for_a_pong_while_the_gateway_ends_loses_nothing_of_other_servers(

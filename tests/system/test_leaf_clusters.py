@@ -13,11 +13,13 @@ from typing import Any
 
 import pytest
 
-from tests.support.leaves import Net, hub_port, know, payloads, subscribed
+from tests.support.leaves import CREATED, Net, hub_port, know, payloads, subscribed
 from tests.support.raw_route import RawRoute
 from tests.support.servers import Broker
+from tests.support.turns import until
 from tests.support.wire import Client
 from tests.system.test_cluster import route_port
+from tests.system.test_cluster_reload import reload
 from tests.system.test_hub import Leaf, by_hand
 from tests.system.test_leaf import Start, net, start
 
@@ -36,6 +38,7 @@ KINDS = [
     ("gnatswarm-2", "gnatswarm-1", "nats-server-2.15"),
 ]
 PORT = "listen: '127.0.0.1:-1'"
+NAMELESS = f"cluster {{ {PORT}\nroutes: [] }}\n"
 
 
 @pytest.fixture(params=KINDS, ids=" ".join)
@@ -506,3 +509,27 @@ async def test_what_only_the_hub_imports_comes_to_the_leaf_node_that_sent_it(
         assert [frame.payload for frame in found] == [b"once", b"last"]
     await at_a.send("".join(f"PUB {request.reply} 2\r\nme\r\n" for request in found))
     assert [frame.subject for frame in await at_b.messages(2, 20)] == ["inbox.1", "inbox.2"]
+
+
+@pytest.mark.parametrize("kind", ["nats-server-2.15", "gnatswarm-2"])
+async def test_a_cluster_whose_made_up_name_gives_way_hears_what_its_hub_passes_on_once(
+    start: Start, net: Net, kind: str
+) -> None:
+    """The hub was told two names, and would pass between the two what comes by the route, too."""
+    servers = Servers(start, net)
+    hub = await servers.add("hub", "nats-server", f"leafnodes {{ {PORT} }}\n")
+    members = [
+        await servers.add(name, kind, f"leafnodes {{ {remote(hub)} }}\n{NAMELESS}", OF_LEAVES)
+        for name in ("leaf1", "leaf2")
+    ]
+    for member in members:
+        member.log.wait_line(CREATED)
+    reload(members[1], "routes: []", f'routes: ["nats://127.0.0.1:{route_port(members[0])}"]')
+    await until(lambda: sum(member.log.text.count(CREATED) for member in members) == 3)
+    clients = servers.clients
+    for client in clients.values():
+        await subscribed(client, "plain 1")
+    await servers.all_know()
+    for client in clients.values():
+        await client.send("PUB plain 1\r\nx\r\n" * 10)
+    assert await servers.heard() == Counter({(name, "plain", "1"): 30 for name in clients})

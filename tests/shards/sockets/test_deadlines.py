@@ -336,6 +336,46 @@ def test_the_write_deadline_of_routes_is_not_that_of_leaf_nodes(
     assert not server.closed
 
 
+@pytest.mark.parametrize("is_route", [True, False])
+def test_another_server_that_says_nothing_more_is_sent_what_waits_for_it(
+    bench: Bench, serves: Callable[..., Server], is_route: bool
+) -> None:
+    server = serves(is_route=is_route, waiting=1 << 20)
+    server.there.shutdown(socket.SHUT_WR)
+    bench.sweep_until(lambda: bool(server.closed))
+    assert server.closed == [CloseReason.CLIENT_CLOSED]
+    server.link.send(b"y")
+    got = b""
+
+    def has_ended() -> bool:
+        nonlocal got
+        with contextlib.suppress(BlockingIOError):
+            while data := server.there.recv(1 << 16):
+                got += data
+            return True
+        return False
+
+    bench.sweep_until(has_ended)
+    assert got == b"x" * (1 << 20)
+    assert len(server.closed) == 1
+    assert not bench.reactor.sockets()
+
+
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_another_server_that_does_not_read_it_is_closed_after_its_write_deadline(
+    bench: Bench, serves: Callable[..., Server], is_gone: bool
+) -> None:
+    """And one that has gone at once."""
+    server = serves(is_route=True, **{} if is_gone else {"write_deadline_s": SOON_S})
+    server.there.shutdown(socket.SHUT_WR)
+    bench.sweep_until(lambda: bool(server.closed))
+    assert bench.reactor.sockets()
+    if is_gone:
+        server.there.close()
+    bench.sweep_until(lambda: not bench.reactor.sockets())
+    assert server.closed == [CloseReason.CLIENT_CLOSED]
+
+
 def stays(bench: Bench, server: Server, read: Callable[[], None]) -> bool | None:
     """Whether it stays for three of its write deadlines, while it reads; None: this test was held up meanwhile."""
     bench.reactor.turn()
