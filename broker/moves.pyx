@@ -10,6 +10,7 @@ nothing moves; a client that moves is not read, and each of its subscriptions ha
 """
 
 from libc.stdint cimport int64_t, uint8_t
+from libc.stdio cimport sprintf
 from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memcpy
 
@@ -22,7 +23,9 @@ from gnatswarm.broker.outbuf cimport (
     MOVING_NOT, MOVING_OUT, CloseReason, OutBuf, out_append, out_call, out_condemn, out_mark_clean, out_mark_dirty,
     out_most, out_pending, out_take)
 from gnatswarm.broker.mesh cimport MeshWork
+from gnatswarm.broker.parser cimport Token
 from gnatswarm.broker.peer cimport HOLD_MOVE, HOLD_STALL, Peer
+from gnatswarm.broker.reroutes cimport Sent, read_sent
 from gnatswarm.broker.subject cimport SUBJECT_BAD, subject_kind
 from gnatswarm.broker.sublist cimport MOST_MATCHING, Sublist, match_steps
 from gnatswarm.broker.table cimport slot_item, table_find
@@ -101,22 +104,24 @@ cdef tuple shifts_of(dict members):
 
 cdef dict queues_of(ClientConnection client, bytes output):
     """sid → queue group, of its queue subscriptions that have messages in this output."""
+    cdef const uint8_t *at = output
+    cdef const uint8_t *end = at + len(output)
+    cdef Sent one
     cdef Sub *sub
-    cdef bytes padded
+    cdef bytes sid, padded
     cdef dict found = {}
-    cdef Py_ssize_t at = 0, line_end
-    while at < len(output):
-        line_end = output.find(b"\r\n", at)
-        if line_end < 0:
-            break
-        words = output[at:line_end].split(b" ")
-        at = line_end + 2 + int(words[len(words) - 1]) + 2
-        if words[2] not in found:
-            padded = words[2] + bytes(SLACK)
-            sub = <Sub *>table_find(&client.subs, <const uint8_t *>padded, len(words[2]), <uint32_t>hash_bytes(
-                <const uint8_t *>padded, len(words[2]), client.sublist.seed))
-            if sub != NULL and sub.group != NULL:
-                found[words[2]] = (<uint8_t *>sub.group.name + sizeof(QueueName))[:sub.group.name.key.size]
+    cdef set seen = set()
+    while read_sent(at, end, &one):
+        at = one.end
+        sid = one.sid.at[:one.sid.size]
+        if sid in seen:
+            continue
+        seen.add(sid)
+        padded = sid + bytes(SLACK)
+        sub = <Sub *>table_find(&client.subs, <const uint8_t *>padded, len(sid), <uint32_t>hash_bytes(
+            <const uint8_t *>padded, len(sid), client.sublist.seed))
+        if sub != NULL and sub.group != NULL:
+            found[sid] = (<uint8_t *>sub.group.name + sizeof(QueueName))[:sub.group.name.key.size]
     return found
 
 
@@ -182,50 +187,43 @@ cdef int count_as_harvested(Sub *sub, uint64_t n) except -1:
     return 0
 
 
-cdef bytes without(bytes output, dict most, uint64_t *cut):
-    """Output of messages alone, with at most so many of some sids; counts them down. Adds to `cut` what others hold."""
-    cdef list kept = []
-    cdef Py_ssize_t at = 0, line_end, end
-    while at < len(output):
-        line_end = output.find(b"\r\n", at)
-        if line_end < 0:   # the beginning of a message that was beyond its limit, and was not taken
-            kept.append(output[at:])
-            break
-        words = output[at:line_end].split(b" ")
-        end = line_end + 2 + int(words[len(words) - 1]) + 2
-        left = most.get(words[2])
-        if left is None or left > 0:
-            kept.append(output[at:end])
-            if left is not None:
-                most[words[2]] = left - 1
-        else:
-            cut[0] += <uint64_t>int(words[len(words) - 1])
-        at = end
-    return b"".join(kept)
+cdef bytes trimmed(bytes output, dict most, bint takes_headers, uint64_t *cut):
+    """Output of messages alone, with at most so many of some sids (counts them down), and for a client that knows no
+    headers without these. Adds to `cut` the bytes of payloads and headers that are left out."""
+    cdef const uint8_t *at = output
+    cdef const uint8_t *end = at + len(output)
+    cdef const uint8_t *since = at   # what is not in `kept` yet
+    cdef bytearray room = bytearray(len(output))
+    cdef uint8_t *kept = room
+    cdef Sent one
+    cdef Token tail
+    if not most and (takes_headers or b"HMSG " not in output):
+        return output
+    while read_sent(at, end, &one):
+        at = one.end
+        left = most.get(one.sid.at[:one.sid.size]) if most else None
+        if left is not None and left == 0:
+            cut[0] += one.size
+            kept = put(kept, since, one.at)
+            since = one.end
+            continue
+        if left is not None:
+            most[one.sid.at[:one.sid.size]] = left - 1
+        if not takes_headers and one.at[0] == c"H":
+            cut[0] += one.header_size
+            kept = put(kept, since, one.at)
+            tail = one.reply if one.reply.size else one.sid
+            kept = put(kept, one.at + 1, tail.at + tail.size)
+            kept += sprintf(<char *>kept, " %zu\r\n", one.size - one.header_size)
+            since = one.payload + one.header_size
+    kept = put(kept, since, end)   # (with the beginning of a message that was beyond its limit, and was not taken)
+    return bytes(room[:kept - <uint8_t *>room])
 
 
-cdef bytes bare(bytes output, uint64_t *cut):
-    """Output of messages alone for a client that knows no headers; adds to `cut` the bytes of those."""
-    cdef list kept = []
-    cdef Py_ssize_t at = 0, line_end, body, end, header
-    while at < len(output):
-        line_end = output.find(b"\r\n", at)
-        if line_end < 0:
-            kept.append(output[at:])
-            break
-        words = output[at:line_end].split(b" ")
-        body = line_end + 2
-        end = body + int(words[len(words) - 1]) + 2
-        if words[0] == b"HMSG":
-            header = int(words[len(words) - 2])
-            cut[0] += <uint64_t>header
-            body += header
-            words = [b"MSG", *words[1:len(words) - 2], b"%d" % (end - body - 2)]
-            kept.append(b" ".join(words) + b"\r\n")
-            at = body
-        kept.append(output[at:end])
-        at = end
-    return b"".join(kept)
+cdef inline uint8_t *put(uint8_t *to, const uint8_t *at, const uint8_t *end) noexcept:
+    """The bytes from `at` to `end`; returns where others follow."""
+    memcpy(to, at, end - at)
+    return to + (end - at)
 
 
 cdef class Batch(FencedBatch):
@@ -934,10 +932,7 @@ cdef class Arriving(Batch):
             credit(sub, one.before)
             sub.max_msgs = one.max_msgs
         self.n_bounded = 0
-        if most:
-            detached = without(detached, most, &cut_bytes)
-        if not frozen.takes_headers:
-            detached = bare(detached, &cut_bytes)
+        detached = trimmed(detached, most, frozen.takes_headers, &cut_bytes)
         out.payload_bytes -= cut_bytes
         msgs = out.msgs - dropped
         client.touched = client.published = 0   # every sibling has marked, so it knows

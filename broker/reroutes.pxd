@@ -20,6 +20,21 @@ from gnatswarm.broker.peer cimport Peer
 from gnatswarm.broker.sublist cimport Sublist
 
 
+# One message in a client's output: "MSG <subject> <sid> [reply] <size>", or "HMSG …" with two sizes.
+ctypedef struct Sent:
+    const uint8_t *at
+    Token subject
+    Token sid
+    Token reply                  # without bytes: it has none
+    const uint8_t *payload       # header block and body
+    size_t header_size
+    size_t size                  # of both
+    const uint8_t *end           # behind its last CRLF
+
+# Reads the message that begins there. False: none does, or only a part of one, which its client's limit cut off.
+cdef bint read_sent(const uint8_t *at, const uint8_t *end, Sent *to) noexcept
+
+
 # The link that a queue message came over, as far as Reroutes reply to it; SiblingLink is its one subclass.
 cdef class OriginLink(Peer):
     cdef readonly int shard              # the sibling's number; -1: not known yet, or no sibling

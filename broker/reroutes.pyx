@@ -9,19 +9,53 @@ over, and until then that link holds its sibling's PINGs. Reroutes know that lin
 No cost without such messages.
 """
 
-from libc.stdint cimport uint8_t
+from libc.stdint cimport int64_t, uint8_t
+from libc.string cimport memchr
 
 from gnatswarm.broker.entry cimport choice_named, is_foreign
 from gnatswarm.broker.fanout cimport (
     ANY_SHARD, ORIGIN_ACCOUNT, ORIGIN_SIBLING_ACCOUNT, Fanout, is_output_of, no_outcome, rewritten)
 from gnatswarm.broker.interest cimport GATEWAY_NUMBER, NO_MAX
 from gnatswarm.broker.outbuf cimport CLOSE_NONE, MOVING_OUT, OutBuf, out_append
+from gnatswarm.broker.parser cimport parse_number
 from gnatswarm.broker.peer cimport HOLD_REPLY
 from gnatswarm.broker.sublist cimport OWNER_AWAITED, PREFIX_BYTES
 from gnatswarm.broker.traced cimport asks_for_trace, is_under_trace
 from gnatswarm.broker.word cimport SLACK, hash_bytes, unlikely
 
 from gnatswarm.broker import message_trace
+
+
+cdef bint read_sent(const uint8_t *at, const uint8_t *end, Sent *to) noexcept:
+    cdef const uint8_t *line_end = <const uint8_t *>memchr(at, c"\n", end - at)
+    cdef const uint8_t *space = at
+    cdef Token words[6]
+    cdef int n = 0, sizes
+    cdef int64_t size, header_size
+    if line_end == NULL:
+        return False
+    line_end -= 1   # to its CR
+    to.at = at
+    while space != NULL and n < 6:
+        space = <const uint8_t *>memchr(at, c" ", line_end - at)
+        words[n] = Token(at, (line_end if space == NULL else space) - at)
+        at = space + 1
+        n += 1
+    sizes = 2 if to.at[0] == c"H" else 1
+    if n < 3 + sizes:
+        return False
+    header_size = parse_number(words[n - 2]) if sizes == 2 else 0
+    size = parse_number(words[n - 1])
+    to.subject = words[1]
+    to.sid = words[2]
+    to.reply = words[3] if n == 4 + sizes else Token(NULL, 0)
+    to.payload = line_end + 2
+    to.header_size = <size_t>header_size
+    to.size = <size_t>size
+    if size < 0 or header_size < 0 or end - to.payload < size + 2:
+        return False
+    to.end = to.payload + size + 2
+    return True
 
 
 cdef class OriginLink(Peer):
@@ -174,33 +208,32 @@ cdef class Reroutes:
     cdef int place_output(self, Sublist sublist, dict queues, bytes output, dict publishers) except -1:
         cdef NoLink nobody = NoLink()
         cdef bytes padded = output + bytes(SLACK)
-        cdef const uint8_t *data = padded
+        cdef const uint8_t *at = padded
+        cdef const uint8_t *end = at + len(output)
         cdef Publish message
-        cdef Py_ssize_t at = 0, line_end, tail, n = 0
+        cdef Sent one
+        cdef Py_ssize_t n = 0
+        if not queues:
+            return 0
         message.origin = ORIGIN_SIBLING_ACCOUNT   # (nobody knows: members of third accounts may not have it)
         message.count = 1
         message.blob = NULL
-        while at < len(output):   # "MSG <subject> <sid> [reply] <size>", or "HMSG …" with two sizes
-            line_end = output.find(b"\r\n", at)
-            if line_end < 0:   # the beginning of a message that was beyond its limit, and was not taken
-                break
-            message.publisher = publishers.get(n, 0)
+        while read_sent(at, end, &one):
+            at = one.end
             n += 1
-            words = output[at:line_end].split(b" ")
-            sizes = 2 if words[0] == b"HMSG" else 1
-            tail = at + len(words[0]) + len(words[1]) + len(words[2]) + 2
-            message.size = int(words[len(words) - 1])
-            message.header_size = int(words[len(words) - 2]) if sizes == 2 else 0
-            message.payload = data + line_end + 2
-            message.tail = data + tail
-            message.tail_size = message.stride = line_end + 2 + message.size + 2 - tail
-            message.reply = Token(data + tail + 1, len(words[3])) if len(words) == 4 + sizes else Token(NULL, 0)
-            queue = queues.get(words[2])
-            if queue is not None and self.place(
-                    nobody, sublist, Token(data + at + len(words[0]) + 1, len(words[1])),
-                    Token(<const uint8_t *><bytes>queue, len(queue)), &message, 0, 0, 0) == FATE_NOBODY:
+            queue = queues.get(one.sid.at[:one.sid.size])
+            if queue is None:
+                continue
+            message.publisher = publishers.get(n - 1, 0)
+            message.size = one.size
+            message.header_size = one.header_size
+            message.payload = one.payload
+            message.tail = one.sid.at + one.sid.size
+            message.tail_size = message.stride = one.end - message.tail
+            message.reply = one.reply
+            if self.place(nobody, sublist, one.subject, Token(<const uint8_t *><bytes>queue, len(queue)), &message,
+                          0, 0, 0) == FATE_NOBODY:
                 self.n_lost += 1
-            at = line_end + 2 + message.size + 2
         return 0
 
     cdef Fate try_place(self, Orphan orphan, Sublist sublist, Token subject, Token queue, Publish *message,

@@ -491,6 +491,47 @@ def test_headers_beyond_a_max_do_not_count_for_a_client_that_takes_none(moving):
     mesh.close()
 
 
+@pytest.mark.parametrize("takes_headers", [False, True])
+def test_what_came_while_it_moved_is_left_as_it_is_but_for_headers_and_what_is_beyond_a_max(moving, takes_headers):
+    mesh = moving.mesh
+    client = mesh.clients[0]
+    publisher = mesh.engines[NEW].client(NO_RESPONDERS)
+    if takes_headers:
+        client.feed(NO_RESPONDERS)
+    client.feed(b"SUB a one\r\nSUB b 2\r\nUNSUB 2 2\r\nSUB c 3\r\nUNSUB 3 1\r\n")
+    mesh.settle()
+    moving.begin(client)
+    mesh.clients[1].feed(b"PUB c 1\r\n1\r\n")  # its old shard has not marked
+    mesh.settle()
+    header = b"NATS/1.0\r\n\r\n"
+    wanted = [b"MSG c 3 1\r\n1\r\n"]
+    in_full = 1
+    for subject, sid, reply, head, body in (
+        (b"a", b"one", b" r.1", header, b"x"),
+        (b"b", b"2", b"", b"", b"MSG b 2 3\r\n"),
+        (b"b", b"2", b"", header, b"y\r\n"),
+        (b"a", b"one", b"", b"", b"HMSG b 2 12 15\r\n"),
+        (b"b", b"", b" r", header, b"beyond"),
+        (b"c", b"", b"", b"", b"beyond too"),
+        (b"a", b"one", b"", b"", b""),
+        (b"a", b"one", b" r.2", header, b""),
+        (b"b", b"", b"", b"", b"beyond"),
+        (b"a", b"one", b"", b"", b"last"),
+    ):
+        sizes = b"%d %d" % (len(head), len(head + body)) if head else b"%d" % len(body)
+        publisher.feed(b"%bPUB %b%b %b\r\n%b\r\n" % (b"H" if head else b"", subject, reply, sizes, head + body))
+        if sid and head and takes_headers:
+            wanted.append(b"HMSG %b %b%b %b\r\n%b\r\n" % (subject, sid, reply, sizes, head + body))
+        elif sid:
+            wanted.append(b"MSG %b %b%b %d\r\n%b\r\n" % (subject, sid, reply, len(body), body))
+        in_full += len(body) + (len(head) if takes_headers else 0) if sid else 0
+    moving.deliver()
+    assert client.take() == b"".join(wanted)
+    assert (client.connection.out_msgs, client.connection.out_bytes) == (len(wanted), in_full)
+    publisher.close()
+    mesh.close()
+
+
 def test_a_new_shard_that_takes_no_connections_refuses(moving):
     mesh = moving.mesh
     moving.hosts[NEW].probe.moves.host = None
