@@ -17,11 +17,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import math
 import os
 import random
+import select
 import signal
+import socket
 import threading
 import time
 import weakref
@@ -147,9 +150,20 @@ class Chaos:
         """Listen. RuntimeError: it cannot."""
         if self._thread is not None:
             return self
-        ready = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve(ready)), name="chaos", daemon=True)
-        self._thread.start()
+        ready, self._failure = threading.Event(), None
+        try:
+            listener = socket.create_server(("127.0.0.1", 0))
+            try:
+                _find_room_for_a_loop()
+                work = functools.partial(self._serve, listener, ready)
+                thread = threading.Thread(target=lambda: asyncio.run(work()), name="chaos", daemon=True)
+                thread.start()
+            except BaseException:
+                listener.close()
+                raise
+        except (OSError, RuntimeError) as error:  # this program may have no more descriptors, or threads
+            raise RuntimeError(f"chaos cannot listen: {error}") from None
+        self._thread = thread
         if not ready.wait(START_DEADLINE_S) or self._failure is not None:
             raise RuntimeError(f"chaos cannot listen: {self._failure or 'it does not start'}")
         return self
@@ -346,13 +360,13 @@ class Chaos:
 
     # ---- the proxy, in its thread
 
-    async def _serve(self, ready: threading.Event) -> None:
+    async def _serve(self, listener: socket.socket, ready: threading.Event) -> None:
         try:
             self._loop = asyncio.get_running_loop()
             self._flowing, self._ending = asyncio.Event(), asyncio.Event()  # it may have run before
             if not self._is_stalled:
                 self._flowing.set()
-            server = await asyncio.start_server(lambda *streams: self._begin(self._connect(*streams)), "127.0.0.1", 0)
+            server = await asyncio.start_server(lambda *streams: self._begin(self._connect(*streams)), sock=listener)
             self._server, self._port = server, server.sockets[0].getsockname()[1]
         except OSError as error:
             self._failure = error
@@ -464,6 +478,13 @@ class Chaos:
                 self.happened.append(Happened(fault.kind, number, way, subject))
                 return fault
         return None
+
+
+def _find_room_for_a_loop() -> None:
+    """OSError: there are too few descriptors for one, which a loop that is made says in tracebacks."""
+    with select.epoll():
+        for one in socket.socketpair():
+            one.close()
 
 
 class _Held:

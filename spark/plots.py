@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,9 +29,11 @@ def plots(answers: Mapping[str, Rows], directory: Path) -> list[Path]:
 
     def keep(name: str, title: str) -> None:
         pyplot.title(title, loc="left", fontsize=11)
-        pyplot.tight_layout()
         written.append(directory / f"{name}.png")
-        pyplot.savefig(written[-1], dpi=DOTS_PER_INCH)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Glyph ")  # the font has not each letter of a client: a box stands for it
+            pyplot.tight_layout()
+            pyplot.savefig(written[-1], dpi=DOTS_PER_INCH)
         pyplot.close()
 
     def bars(name: str, title: str, rows: list[tuple[str, float]]) -> None:

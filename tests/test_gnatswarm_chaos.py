@@ -7,6 +7,8 @@ import functools
 import math
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -342,3 +344,32 @@ def test_what_is_drawn_can_be_applied(found: list[gnatswarm.Fault]):
             )
         else:
             chaos.apply(fault)
+
+
+WITHOUT_DESCRIPTORS = """
+import os, resource
+from gnatswarm import Chaos
+
+with Chaos("127.0.0.1:1"):  # what is imported is open no more
+    pass
+limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+room, is_started, chaos = 0, False, Chaos("127.0.0.1:1")
+while not is_started:
+    before = len(os.listdir("/proc/self/fd")) - 1
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before + room, limits[1]))
+    try:
+        is_started = not chaos.start().url.endswith(":0")
+    except RuntimeError as error:
+        print(error)
+    room += 1
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    chaos.stop()
+    assert len(os.listdir("/proc/self/fd")) - 1 == before
+"""
+
+
+def test_a_start_without_descriptors_fails_at_once_and_leaves_none_open():
+    """With room for none, for one, and so on until it starts."""
+    done = subprocess.run([sys.executable, "-c", WITHOUT_DESCRIPTORS], capture_output=True, text=True, check=False)
+    assert done.stderr == "" and done.returncode == 0
+    assert set(done.stdout.splitlines()) == {"chaos cannot listen: [Errno 24] Too many open files"}

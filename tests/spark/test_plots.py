@@ -30,3 +30,10 @@ def test_each_subject_has_its_bar_with_its_name_as_it_is(monkeypatch: pytest.Mon
     assert shown == [r"x\u0001", ("long." * 100)[:39] + "…", "same", "same", r"b.\$\frac$", "a.${^_x}$", "$a.$b"]
     monkeypatch.undo()
     pyplot.close("all")
+
+
+def test_letters_that_the_font_lacks_are_no_warnings(recwarn: pytest.WarningsRecorder, tmp_path: Path):
+    from gnatswarm.spark.plots import plots
+
+    assert plots(NOTHING | {"hottest": [{"subject": "\u65e5\u672c", "deliveries": 1}]}, tmp_path)
+    assert not [str(one.message) for one in recwarn]
