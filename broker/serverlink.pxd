@@ -35,7 +35,7 @@ cdef class ServerLink(Peer):
     cdef readonly int slot               # in the exchange; -1: not joined
     cdef bint is_checked                 # it has logged in here: it is told when it does what it may not
     cdef Permissions withheld            # of a connection that we dialled: what is never sent there; None: nothing
-    cdef uint32_t max_payload_bytes      # of a message that it may send
+    cdef public uint32_t max_payload_bytes   # of a message that it may send
     cdef bint follows_imports            # its messages go on to other accounts, as a client's do
     cdef readonly bint is_silent         # nothing may be sent any more, PONG included
     cdef public bint must_authenticate   # it was accepted, and has not logged in: nothing but CONNECT is carried out

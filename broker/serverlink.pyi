@@ -44,6 +44,7 @@ class ServerLink(Peer):
     @property
     def subscriptions(self) -> int: ...
     max_subscriptions: int
+    max_payload_bytes: int
     @property
     def active_us(self) -> int: ...
     must_authenticate: bool

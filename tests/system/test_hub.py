@@ -1192,6 +1192,26 @@ async def test_a_reload_has_leaf_nodes_connect_again_isolated_or_not(start: Star
     other.writer.close()
 
 
+async def test_a_reload_of_max_payload_holds_for_leaf_nodes_that_are_connected(start: Start, net: Net) -> None:
+    hub = start("gnatswarm-2", "max_payload: 10\nleafnodes { listen: '127.0.0.1:-1' }\n")
+    assert hub.config is not None and hub.directory is not None
+    client = await net.client(hub)
+    await client.talk("SUB big 1\r\nPING\r\n", expect_last="PONG\r\n")
+    leaf = await by_hand(hub_port(hub), {"name": "leaf"})
+    leaf.say("PING\r\n")
+    await leaf.until(b"PONG\r\n")
+    for most in (20, 15):
+        seen = len(hub.log.lines)
+        (hub.directory / "broker.conf").write_text(hub.config.replace("max_payload: 10", f"max_payload: {most}"))
+        hub.send_signal(signal.SIGHUP)
+        hub.log.wait_line("Reloaded server configuration", start=seen)
+        leaf.say(f"LMSG big {most}\r\n{'x' * most}\r\n")
+        (message,) = await client.messages(1, 20)
+        assert len(message.payload) == most
+    leaf.say("LMSG big 16\r\n")
+    assert b"-ERR 'Maximum Payload Violation'" in await leaf.rest()
+
+
 ANSWERING = """server_name: hub
 leafnodes { listen: '127.0.0.1:-1' }
 accounts { A { users [
