@@ -365,6 +365,37 @@ async def test_a_limit_of_connections_holds_for_who_moves_while_one_shard_has_be
     assert await moved(two, 1) == {}
 
 
+@pytest.mark.parametrize("is_of_account", [False, True])
+@pytest.mark.parametrize("is_chosen", [False, True])
+async def test_a_limit_of_connections_holds_for_who_moves_before_the_end_of_a_reload_that_has_come_to_it(
+    two: LinkedShards, *, is_chosen: bool, is_of_account: bool
+) -> None:
+    """It is looked for clients that are too many when all passwords have been compared, which may take seconds."""
+    for _ in range(2):
+        await come(two)
+    old, new = two.shards
+    here = old.one.shard.clients
+    own = Account("$G", max_connections=int(is_of_account))
+    limits = Limits() if is_of_account else Limits(max_connections=1)
+    wanted = msgspec.structs.replace(options("c"), accounts=(own,), limits=limits)
+    comparing, here._comparisons = here._comparisons, SimpleNamespace(are_over=False)  # type: ignore[assignment]
+    for shard in two.shards:
+        shard.one.shard.reload(wanted)
+    assert not here._unchecked
+    assert not old.host.open_way(1)
+    if is_chosen:
+        old.moves.move([one.connection for one in here.open.values()], 1)
+    else:
+        old.departures.begin({1: 2}, 20.0, lambda *_: None)
+        await until(lambda: old.departures.reasons or old.ended)
+    here._comparisons = comparing
+    here._look_again(())
+    await until(lambda: two.page.connections == 1)
+    if is_chosen:
+        assert await moved(two, 1) == {}
+    await until(lambda: len(new.cids) == 1)
+
+
 class Moves:
     """What the engine was told of clients that come."""
 
