@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from gnatswarm.broker.bounds import LARGEST_MAX_CONTROL_LINE_BYTES
 from gnatswarm.broker.freezer import freeze
 from gnatswarm.broker.frozen import OfferedClient, RecordRefused
 from gnatswarm.broker.limits import Limits
@@ -77,6 +78,17 @@ async def test_clients_go_on_in_the_next_shard(two: LinkedShards) -> None:
     assert await second.wait(b"hi\r\n") == b"MSG a 1 2\r\nhi\r\n"
     assert two.page.connections == 2
     assert not two.shards[0].host.is_busy and not two.shards[1].host.is_busy
+
+
+async def test_a_client_with_the_longest_name_keeps_nobody_from_moving(tmp_path: Path) -> None:
+    most = LARGEST_MAX_CONTROL_LINE_BYTES
+    two = LinkedShards(tmp_path, msgspec.structs.replace(options("c"), limits=Limits(max_control_line_bytes=most)))
+    await two.link()
+    await come(two)
+    await come(two, connect=f',"name":"{"n" * (most - 100)}"')
+    await come(two)
+    assert await moved(two, 3) == {}
+    two.close()
 
 
 class Rest:
