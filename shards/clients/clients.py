@@ -443,7 +443,8 @@ class Clients:
 
     def is_unchecked(self, session: ClientSession) -> bool:
         """Whether a reload has yet to come to this client: the next shard, where it is over perhaps, would not."""
-        return session in self._unchecked or session.connection.cid in self._reload_later
+        is_noted = session in self._unchecked or session.connection.cid in self._reload_later
+        return is_noted or self._may_be_surplus(session)
 
     def is_expected(self, cid: int) -> bool:
         """Whether a client of another shard is about to go on here."""
@@ -1065,11 +1066,16 @@ class Clients:
         while self._perhaps_surplus and looked < SURPLUS_LOOKED_AT_ONCE and closed < SURPLUS_AT_ONCE:
             session = self._perhaps_surplus.pop()
             looked += 1
-            if self.open.get(session.connection.cid) is session and not session.connection.is_moving:
-                try:
-                    closed += self._end_surplus(session) or self._end_surplus_of_account(session)
-                except Exception:
-                    self._blame(session)
+            if self.open.get(session.connection.cid) is not session:
+                continue
+            if session.connection.is_moving:
+                if self._may_be_surplus(session):
+                    self._note_reload(session, listens=False)
+                continue
+            try:
+                closed += self._end_surplus(session) or self._end_surplus_of_account(session)
+            except Exception:
+                self._blame(session)
         self._reactor.finish()
         if self._perhaps_surplus:
             self._closes_soon = True
@@ -1142,6 +1148,10 @@ class Clients:
     def _end_late_reload(self) -> None:
         if not self._unchecked and self._comparisons.are_over:  # (else the end of these comes there)
             self._end_reload()
+
+    def _may_be_surplus(self, session: ClientSession) -> bool:
+        """Whether a reload that is not over may allow fewer like this client than there are."""
+        return self._allows_fewer or (bool(self._formers) and session.counted_at >= 0)
 
     def _end_surplus(self, session: ClientSession) -> bool:
         """Close the client if there are more than there may be, on all shards together; whether it was so.

@@ -12,6 +12,7 @@ import msgspec
 
 from gnatswarm.broker.access.certificate_names import CertificateNames
 from gnatswarm.broker.access.connect import ClientOptions
+from gnatswarm.broker.bounds import LARGEST_MAX_CONTROL_LINE_BYTES
 from gnatswarm.broker.frozen import MOST_RECORD_BYTES, Count, FrozenClient, RecordRefused, check
 from gnatswarm.shards.sockets.frozen_socket import FrozenSocket
 
@@ -22,7 +23,7 @@ _VERSION = CLIENT_RECORD_VERSION.to_bytes(2, "big")
 T = TypeVar("T")
 
 # The names that a client gives are bounded by max_control_line.
-Text = Annotated[str, msgspec.Meta(max_length=65_000)]
+Text = Annotated[str, msgspec.Meta(max_length=LARGEST_MAX_CONTROL_LINE_BYTES)]
 
 
 class FrozenAdmission(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):

@@ -11,8 +11,10 @@ import msgspec
 from gnatswarm.broker.frozen import MOST_HALF_READ_BYTES, Count
 
 # Input that a layer has kept, a frame that is half here, and output that the kernel has not taken: each is bounded by
-# one message of the largest max_payload, with room for what surrounds it.
-Bytes = Annotated[bytes, msgspec.Meta(max_length=MOST_HALF_READ_BYTES)]
+# one message of the largest max_payload, with room for what surrounds it: 1 MiB in its frame (frames.FRAME_ROOM_BYTES),
+# as much in frames of the same turn, what one read has.
+MOST_LAYER_BYTES = MOST_HALF_READ_BYTES + 3 * 1024 * 1024
+Bytes = Annotated[bytes, msgspec.Meta(max_length=MOST_LAYER_BYTES)]
 WindowBits = Annotated[int, msgspec.Meta(ge=8, le=15)]
 
 

@@ -12,9 +12,10 @@ import bcrypt
 import msgspec
 import pytest
 
+from gnatswarm.broker.bounds import LARGEST_MAX_PAYLOAD_BYTES
 from gnatswarm.broker.errors import CloseReason
 from gnatswarm.broker.freezer import freeze, thaw
-from gnatswarm.broker.frozen import RecordRefused
+from gnatswarm.broker.frozen import MOST_HALF_READ_BYTES, RecordRefused
 from gnatswarm.broker.limits import Limits
 from gnatswarm.broker.options import Account, Options, Permissions, User, WebSocket
 from gnatswarm.shards.boundary import wall_clock
@@ -26,6 +27,7 @@ from gnatswarm.shards.clients.closed import connection_row
 from gnatswarm.shards.clients.moved import FrozenSession, MovedClient
 from gnatswarm.shards.clients.session import ClientSession
 from gnatswarm.shards.monitoring.snapshots import Snapshots
+from gnatswarm.shards.sockets.frames import most_frame_bytes
 from tests.support.framed import BINARY, CLOSE, CONTINUATION, PING, deflated, frame, request
 from tests.support.one_shard import Client, OneShard
 from tests.support.turns import until
@@ -476,6 +478,22 @@ async def test_compression_and_fragments_go_on(free: Two) -> None:
     assert first == 0xC2  # a whole binary message, compressed
     text = zlib.decompressobj(wbits=-15).decompress(said[2 : 2 + second] + b"\x00\x00\xff\xff")
     assert text.startswith(b"MSG a 1 90\r\nzzz")
+
+
+async def test_a_client_moves_while_the_largest_compressed_frame_is_taken_in_turns() -> None:
+    most = Limits(max_payload_bytes=LARGEST_MAX_PAYLOAD_BYTES)
+    two = Two(msgspec.structs.replace(OPEN, limits=most))
+    client = await upgraded(two.here, "Sec-WebSocket-Extensions: permessage-deflate; client_max_window_bits")
+    session = two.session()
+    assert session.socket is not None
+    message = b"PUB b 1000000\r\n%b\r\n" % bytes(1_000_000)
+    n, rest = divmod(most_frame_bytes(Options(limits=most)), len(message))
+    packed = frame(BINARY, deflated(message * n + b"PING\r\n" * (rest // 6)), reserved=0x40)
+    client.send(packed)
+    await until(lambda: session.socket is not None and session.socket.unread_bytes > MOST_HALF_READ_BYTES)
+    new = two.move()
+    await until(lambda: new.connection.in_msgs == n)
+    two.close()
 
 
 async def test_a_compressed_message_in_fragments_keeps_its_client_where_it_is(free: Two) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from gnatswarm.broker.bounds import LARGEST_MAX_CONTROL_LINE_BYTES
 from gnatswarm.broker.freezer import freeze
 from gnatswarm.broker.frozen import OfferedClient, RecordRefused
 from gnatswarm.broker.limits import Limits
@@ -77,6 +78,17 @@ async def test_clients_go_on_in_the_next_shard(two: LinkedShards) -> None:
     assert await second.wait(b"hi\r\n") == b"MSG a 1 2\r\nhi\r\n"
     assert two.page.connections == 2
     assert not two.shards[0].host.is_busy and not two.shards[1].host.is_busy
+
+
+async def test_a_client_with_the_longest_name_keeps_nobody_from_moving(tmp_path: Path) -> None:
+    most = LARGEST_MAX_CONTROL_LINE_BYTES
+    two = LinkedShards(tmp_path, msgspec.structs.replace(options("c"), limits=Limits(max_control_line_bytes=most)))
+    await two.link()
+    await come(two)
+    await come(two, connect=f',"name":"{"n" * (most - 100)}"')
+    await come(two)
+    assert await moved(two, 3) == {}
+    two.close()
 
 
 class Rest:
@@ -363,6 +375,37 @@ async def test_a_limit_of_connections_holds_for_who_moves_while_one_shard_has_be
         old.one.shard.reload(wanted)
     await until(lambda: two.page.connections == 1)
     assert await moved(two, 1) == {}
+
+
+@pytest.mark.parametrize("is_of_account", [False, True])
+@pytest.mark.parametrize("is_chosen", [False, True])
+async def test_a_limit_of_connections_holds_for_who_moves_before_the_end_of_a_reload_that_has_come_to_it(
+    two: LinkedShards, *, is_chosen: bool, is_of_account: bool
+) -> None:
+    """It is looked for clients that are too many when all passwords have been compared, which may take seconds."""
+    for _ in range(2):
+        await come(two)
+    old, new = two.shards
+    here = old.one.shard.clients
+    own = Account("$G", max_connections=int(is_of_account))
+    limits = Limits() if is_of_account else Limits(max_connections=1)
+    wanted = msgspec.structs.replace(options("c"), accounts=(own,), limits=limits)
+    comparing, here._comparisons = here._comparisons, SimpleNamespace(are_over=False)  # type: ignore[assignment]
+    for shard in two.shards:
+        shard.one.shard.reload(wanted)
+    assert not here._unchecked
+    assert not old.host.open_way(1)
+    if is_chosen:
+        old.moves.move([one.connection for one in here.open.values()], 1)
+    else:
+        old.departures.begin({1: 2}, 20.0, lambda *_: None)
+        await until(lambda: old.departures.reasons or old.ended)
+    here._comparisons = comparing
+    here._look_again(())
+    await until(lambda: two.page.connections == 1)
+    if is_chosen:
+        assert await moved(two, 1) == {}
+    await until(lambda: len(new.cids) == 1)
 
 
 class Moves:
