@@ -38,6 +38,7 @@ MOST_COMPARED = 200_000
 COMPARED_AT_ONCE = 1024
 # Documents up to this size are serialized again without blanks; longer ones stay as the pages have them.
 MOST_COMPACTED_BYTES = 512 * 1024
+TOO_MANY = "too many requests at once, try again"
 
 _STATES = ("open", "closed", "all")
 
@@ -112,6 +113,8 @@ class SystemAnswers:
             return await self._answer(account, subject, body)
         except Unasked:
             return b""
+        except Busy:
+            return advisory.failure(self._named(), 503, TOO_MANY)
 
     async def _answer(self, account: str, subject: str, body: bytes) -> bytes:
         if subject in (advisory.SUBSCRIBERS, advisory.SUBSCRIPTION_COUNT):
@@ -197,7 +200,7 @@ class SystemAnswers:
             if answer["data"] is None:
                 del answer["data"]
         except Busy:
-            answer["error"] = {"code": 503, "description": "too many requests at once, try again"}
+            answer["error"] = {"code": 503, "description": TOO_MANY}
         except BadQuery as error:
             answer["error"] = {"code": 500, "description": str(error)}
         text = orjson.dumps({"server": self._named()} | answer)

@@ -278,6 +278,18 @@ def system_answers(site: Site) -> SystemAnswers:
     return SystemAnswers(view, state)
 
 
+async def test_who_counts_connections_is_told_when_too_many_ask_at_once() -> None:
+    """As who asks in the system account for a page; it is no error of ours."""
+    site = Site()
+    site.shards.may_answer.clear()
+    waiting = [asyncio.ensure_future(site.get("/connz")) for _ in range(MOST_BUILT + MOST_WAITING)]
+    await site.wait(begun=MOST_BUILT + MOST_WAITING, asked=2 * MOST_BUILT)
+    answer = await system_answers(site).answer(site.facts.options.system_account, "$SYS.REQ.ACCOUNT.$G.CONNS", b"")
+    assert json.loads(answer)["error"]["code"] == 503
+    site.shards.may_answer.set()
+    await asyncio.gather(*waiting)
+
+
 async def count_of(site: Site, subject: str) -> bytes:
     """How many subscriptions a request in the system account is told of."""
     return await system_answers(site).answer(site.facts.options.system_account, SUBSCRIBERS, subject.encode())
