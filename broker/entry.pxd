@@ -4,25 +4,29 @@
 # the match cache that it is put into (broker.sublist).
 
 from libc.stdint cimport int32_t, uint8_t, uint16_t, uint32_t, uint64_t
-from libc.string cimport memcmp
+from libc.string cimport memcmp, memcpy
 
 from gnatswarm.broker.interest cimport Node, QueueName, RemoteWeight, Sub
 from gnatswarm.broker.outbuf cimport OutBuf
 from gnatswarm.broker.parser cimport Token
+from gnatswarm.broker.word cimport unlikely
 
 cdef extern from *:
     """
     /* The stamp of an entry that must not be used; no sum of counters reaches it. */
     #define GN_STALE UINT64_MAX
+    /* Of a target's prefix: many have this one, and the sid is put in when a message is sent. */
+    #define GN_SHARED_PREFIX 0x80000000u
     """
     const uint64_t STALE "GN_STALE"
+    const uint32_t SHARED_PREFIX "GN_SHARED_PREFIX"
 
 # One subscription in a match result. text[prefix_at:][:prefix_size] is "HMSG <subject> <sid>"; "MSG …" is one on.
 ctypedef struct Target:
     Sub *sub
     OutBuf *out
     uint32_t prefix_at
-    uint32_t prefix_size
+    uint32_t prefix_size     # with SHARED_PREFIX: of what stands in front of the sid: see prefix_of()
 
 # One queue group in a match result: targets[first:][:n_local] here, and weights[first_remote:][:n_remote] elsewhere.
 ctypedef struct Choice:
@@ -101,6 +105,20 @@ cdef inline bint is_foreign(Entry *entry, size_t i) noexcept nogil:
     return extras != NULL and extras.foreign != NULL and extras.foreign[i]
 
 
+# Puts a subscription's sid behind the `size` bytes that a prefix begins with; returns the prefix's size.
+cdef inline size_t put_sid(uint8_t *prefix, size_t size, const Sub *sub) noexcept nogil:
+    memcpy(prefix + size, <const uint8_t *>sub + sizeof(Sub), sub.key.size)
+    return size + sub.key.size
+
+
+# "HMSG <subject> <sid>" of a target, of `size` bytes. VALID UNTIL THE NEXT CALL for this entry.
+cdef inline const uint8_t *prefix_of(Entry *entry, const Target *target, size_t *size) noexcept nogil:
+    size[0] = target.prefix_size
+    if unlikely(target.prefix_size & SHARED_PREFIX):
+        size[0] = put_sid(entry.text + target.prefix_at, target.prefix_size ^ SHARED_PREFIX, target.sub)
+    return entry.text + target.prefix_at
+
+
 cdef enum:
     FEW_CHOICES = 16       # are looked through; more are in the order of their names
 
@@ -152,6 +170,9 @@ ctypedef struct Draft:
     uint32_t n_choices
     uint32_t n_weights
     size_t text_size
+    size_t prefix_bytes      # of those who see the subject as it is, where each has its own
+    size_t longest_sid       # of theirs
+    bint shares_prefix       # they have one
     bint has_shadows
 
 

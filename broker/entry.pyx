@@ -15,6 +15,12 @@ from gnatswarm.broker.transform cimport Transform
 from gnatswarm.broker.word cimport SLACK, likely, unlikely
 
 
+cdef enum:
+    # Prefixes of so many bytes together, with a subject of so many, are one, into which each sid is put when a message
+    # is sent: 100,000 members of a queue group had 400 MB of them for each subject of 4 KB, for one delivery.
+    MOST_PREFIX_BYTES = 262144
+    LONG_SUBJECT_BYTES = 128
+
 # Drafts made so far, by all sublists: a client is among the subscribers of other accounts too (OutBuf.match).
 cdef uint64_t last_match = 0
 # For a shadow's subject; it is never freed. (One thread runs the engine.)
@@ -96,23 +102,39 @@ cdef Py_ssize_t renamed_size(const Sub *shadow, const uint8_t *subject, size_t s
     return <Py_ssize_t>size if is_admitted(shadow, scratch, size) else -1
 
 
+cdef inline bint is_renamed(const Sub *sub) noexcept:
+    """Does its client see another subject?"""
+    return unlikely(sub.key.kind == SUB_SHADOW) and (<const Shadow *>sub).renaming != NULL
+
+
 cdef inline Py_ssize_t shown_size(const Sub *sub, const uint8_t *subject, size_t size) noexcept:
     """How long the subject is that a subscriber sees; -1: its client's permission keeps the message out."""
-    if likely(sub.key.kind != SUB_SHADOW) or (<const Shadow *>sub).renaming == NULL:
-        return <Py_ssize_t>size if is_admitted(sub, subject, size) else -1
-    return renamed_size(sub, subject, size)
+    if is_renamed(sub):
+        return renamed_size(sub, subject, size)
+    return <Py_ssize_t>size if is_admitted(sub, subject, size) else -1
+
+
+cdef inline bint shares_prefix(size_t prefix_bytes, size_t subject_size) noexcept:
+    """Have all one, because they would take too much together?"""
+    return unlikely(prefix_bytes > <size_t>MOST_PREFIX_BYTES) and subject_size >= <size_t>LONG_SUBJECT_BYTES
 
 
 cdef inline uint32_t measure_subs(Draft *draft, const Sub *sub) noexcept:
     """How many of these subscribers may have the message; adds up the room that their prefixes take."""
     cdef uint32_t n = 0
     cdef Py_ssize_t shown
+    cdef size_t size
     while sub != NULL:
         draft.n_looked_at += 1
         shown = shown_size(sub, draft.subject, draft.size)
         if shown >= 0:
             n += 1
-            draft.text_size += 6 + shown + sid_of(sub).key.size
+            size = sid_of(sub).key.size
+            if is_renamed(sub):
+                draft.text_size += 6 + shown + size
+            else:
+                draft.prefix_bytes += 6 + shown + size
+                draft.longest_sid = max(draft.longest_sid, size)
             draft.has_shadows = draft.has_shadows or sub.key.kind == SUB_SHADOW
         sub = sub.next
     return n
@@ -155,6 +177,8 @@ cdef inline void measure(Draft *draft) noexcept:
             group.n_admitted = measure_subs(draft, group.members)
             draft.n_local += group.n_admitted
             group = group.next
+    draft.shares_prefix = shares_prefix(draft.prefix_bytes, draft.size)
+    draft.text_size += 6 + draft.size + draft.longest_sid if draft.shares_prefix else draft.prefix_bytes
 
 
 cdef inline void begin_extras(const Draft *draft, Entry *entry, size_t extras_at, size_t size) noexcept:
@@ -243,39 +267,51 @@ cdef inline uint32_t fill_head(const Draft *draft, Entry *entry) noexcept:
     return entry.rmsg_at + entry.rmsg_size
 
 
-cdef inline uint32_t fill_target(Entry *entry, uint32_t i, Sub *sub, uint32_t at) noexcept:
-    """Writes target i and its prefix at text[at:]; returns where the next text goes."""
+cdef inline size_t begin_prefix(uint8_t *to, const uint8_t *subject, size_t size) noexcept:
+    """Writes what stands in front of a sid; returns its size."""
+    memcpy(to, b'HMSG ', 5)
+    memcpy(to + 5, subject, size)
+    to[5 + size] = c' '
+    return 6 + size
+
+
+cdef inline uint32_t fill_target(Entry *entry, uint32_t i, Sub *sub, uint32_t shared_at, uint32_t at) noexcept:
+    """Writes target i, and its prefix at text[at:] if it has one of its own (`shared_at`: where the others' is; 0: none
+    is shared); returns where the next text goes."""
     cdef uint8_t *to = entry.text + at
     cdef Target *target = &entry.targets[i]
-    cdef size_t size = entry.subject_size
     cdef const Shadow *shadow = <const Shadow *>sub
-    memcpy(to, b'HMSG ', 5)
-    if likely(sub.key.kind != SUB_SHADOW):
-        memcpy(to + 5, entry.text, size)
-    else:
+    cdef bint is_other = is_renamed(sub)
+    cdef size_t size
+    if unlikely(sub.key.kind == SUB_SHADOW):
         extras_of(entry).foreign[i] = True
         sub = shadow.parent
-        if shadow.renaming == NULL:
-            memcpy(to + 5, entry.text, size)
-        else:
-            size = (<Transform>shadow.renaming).apply(entry.text, size, to + 5)
     target.sub = sub
     target.out = sub.out
+    if unlikely(shared_at != 0) and not is_other:
+        target.prefix_at = shared_at
+        target.prefix_size = (6 + entry.subject_size) | SHARED_PREFIX
+        return at
+    if likely(not is_other):
+        size = begin_prefix(to, entry.text, entry.subject_size)
+    else:
+        memcpy(to, b'HMSG ', 5)
+        size = 6 + (<Transform>shadow.renaming).apply(entry.text, entry.subject_size, to + 5)
+        to[size - 1] = c' '
     target.prefix_at = at
-    target.prefix_size = <uint32_t>(6 + size + sub.key.size)
-    to[5 + size] = c' '
-    memcpy(to + 6 + size, <uint8_t *>sub + sizeof(Sub), sub.key.size)
+    target.prefix_size = <uint32_t>put_sid(to, size, sub)
     return at + target.prefix_size
 
 
-cdef inline uint32_t fill_choice(const Draft *draft, Entry *entry, const QueueGroup *group, uint32_t at) noexcept:
+cdef inline uint32_t fill_choice(const Draft *draft, Entry *entry, const QueueGroup *group, uint32_t shared_at,
+                                 uint32_t at) noexcept:
     """One node's part of a queue group: members here, and how many siblings have."""
     cdef Choice *choice = &entry.choices[group.name.choice]
     cdef Sub *sub = group.members
     cdef uint32_t i, members
     while sub != NULL:
         if shown_size(sub, draft.subject, draft.size) >= 0:
-            at = fill_target(entry, choice.first + choice.n_local, sub, at)
+            at = fill_target(entry, choice.first + choice.n_local, sub, shared_at, at)
             choice.n_local += 1
             if likely(not sub.out.is_shut):
                 choice.n_own += 1
@@ -323,14 +359,17 @@ cdef inline void fill(const Draft *draft, Entry *entry) noexcept:
     cdef const Node *node
     cdef const QueueGroup *group
     cdef Sub *sub
-    cdef uint32_t i, n = 0, at = fill_head(draft, entry)
+    cdef uint32_t i, n = 0, at = fill_head(draft, entry), shared_at = 0
+    if unlikely(draft.shares_prefix):
+        shared_at = at
+        at += <uint32_t>(begin_prefix(entry.text + at, entry.text, draft.size) + draft.longest_sid)
     for i in range(draft.n_found):
         node = draft.found[i]
         entry.remote |= node.remote & ~draft.gone
         sub = node.subs
         while sub != NULL:
             if shown_size(sub, draft.subject, draft.size) >= 0:
-                at = fill_target(entry, n, sub, at)
+                at = fill_target(entry, n, sub, shared_at, at)
                 if sub.out.match == draft.match:
                     entry.is_doubled = True
                 sub.out.match = draft.match
@@ -339,7 +378,7 @@ cdef inline void fill(const Draft *draft, Entry *entry) noexcept:
         group = node.groups
         while group != NULL:
             if not is_gone(draft, group):
-                at = fill_choice(draft, entry, group, at)
+                at = fill_choice(draft, entry, group, shared_at, at)
             group = group.next
     for i in range(entry.n_choices):
         if unlikely(entry.choices[i].n_first != entry.choices[i].n_remote):
@@ -360,17 +399,19 @@ cdef Entry *draft_entry(Draft *draft) noexcept:
 
 
 cdef Entry *renamed_entry(const Entry *entry, const uint8_t *subject, size_t size) noexcept:
-    cdef uint32_t i, n = entry.n_plain, at = 0
-    cdef size_t room = entry.rmsg_at + entry.rmsg_size, text_at
-    cdef const uint8_t *prefix
-    cdef size_t sid_at
+    cdef uint32_t i, n = entry.n_plain, at = entry.rmsg_at + entry.rmsg_size
+    cdef size_t prefix_bytes = 0, longest_sid = 0, text_at, room
     cdef Entry *copy
-    cdef uint8_t *to
+    cdef Target *target
+    cdef bint is_shared
     for i in range(entry.n_choices):
         n += entry.choices[i].n_local
     for i in range(n):
-        room += entry.targets[i].prefix_size + size
+        prefix_bytes += 6 + size + entry.targets[i].sub.key.size
+        longest_sid = max(longest_sid, <size_t>entry.targets[i].sub.key.size)
+    is_shared = shares_prefix(prefix_bytes, size)
     text_at = sizeof(Entry) + n * sizeof(Target)
+    room = at + (6 + size + longest_sid if is_shared else prefix_bytes)
     if room > 0xFFFFFFFF:
         return NULL
     copy = <Entry *>malloc(text_at + room + SLACK)
@@ -382,20 +423,16 @@ cdef Entry *renamed_entry(const Entry *entry, const uint8_t *subject, size_t siz
     copy.earlier = NULL
     copy.targets = <Target *>(<uint8_t *>copy + sizeof(Entry))
     copy.text = <uint8_t *>copy + text_at
-    memcpy(copy.text, entry.text, entry.rmsg_at + entry.rmsg_size)
-    at = entry.rmsg_at + entry.rmsg_size
+    memcpy(copy.text, entry.text, at)
+    if is_shared:
+        begin_prefix(copy.text + at, subject, size)
     for i in range(n):
-        prefix = entry.text + entry.targets[i].prefix_at
-        sid_at = entry.targets[i].prefix_size
-        while prefix[sid_at - 1] != c' ':
-            sid_at -= 1
-        to = copy.text + at
-        memcpy(to, b'HMSG ', 5)
-        memcpy(to + 5, subject, size)
-        to[5 + size] = c' '
-        memcpy(to + 6 + size, prefix + sid_at, entry.targets[i].prefix_size - sid_at)
-        copy.targets[i] = entry.targets[i]
-        copy.targets[i].prefix_at = at
-        copy.targets[i].prefix_size = <uint32_t>(6 + size + entry.targets[i].prefix_size - sid_at)
-        at += copy.targets[i].prefix_size
+        target = &copy.targets[i]
+        target[0] = entry.targets[i]
+        target.prefix_at = at
+        target.prefix_size = <uint32_t>(6 + size) | SHARED_PREFIX
+        if not is_shared:
+            begin_prefix(copy.text + at, subject, size)
+            target.prefix_size = <uint32_t>put_sid(copy.text + at, 6 + size, target.sub)
+            at += target.prefix_size
     return copy

@@ -7,7 +7,9 @@ them together as those of a cluster. Pure; the caller passes the time and names 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 import orjson
@@ -39,12 +41,25 @@ Headers = dict[str, list[str]]
 # receivers get the message as well, and are counted.
 MOST_EVENTS = 10_000
 MOST_CHARACTERS = 1 << 20
+# Of a header block all fields are read up to here: a megabyte of short ones would hold up the shard for 0.1 s.
+MOST_READ_BYTES = 16_384
+# … and so many, wherever they are, that say something of its trace.
+MOST_OF_TRACE = 64
+_OF_TRACE = re.compile(rb"\r\n(?:Nats-Trace-[^:\r\n]*+|Accept-Encoding|(?i:traceparent)):[^\r\n]*+")
+
+
+def _lines(block: bytes) -> Iterator[bytes]:
+    """Those of a header block that are read."""
+    end = len(block) if len(block) <= MOST_READ_BYTES else block.rfind(b"\r\n", 0, MOST_READ_BYTES)
+    yield from block[len(FIRST_LINE) : end].split(b"\r\n")
+    for found in islice(_OF_TRACE.finditer(block, end), MOST_OF_TRACE):
+        yield found[0][2:]
 
 
 def headers_of(block: bytes) -> Headers:
-    """The fields of a header block, with their names as they were written."""
+    """The fields of a header block, with their names as they were written; of a long one the first, and its trace's."""
     found: Headers = {}
-    for line in block[len(FIRST_LINE) :].split(b"\r\n"):
+    for line in _lines(block):
         name, colon, value = line.partition(b":")
         if colon and name and value.strip(b" \t"):
             key = name.decode("utf-8", "replace")
@@ -59,8 +74,17 @@ def with_line(block: bytes, name: bytes, value: bytes) -> bytes:
 
 def without_line(block: bytes, name: bytes) -> bytes:
     """A header block without the fields of that name."""
-    lines = [line for line in block[len(FIRST_LINE) :].split(b"\r\n") if line and not line.startswith(name + b":")]
-    return FIRST_LINE + b"".join(line + b"\r\n" for line in lines) + b"\r\n"
+    lines, mark = b"\r\n" + block[len(FIRST_LINE) :].rstrip(b"\r\n"), b"\r\n" + name + b":"
+    kept, at = [], 0
+    while (found := lines.find(mark, at)) >= 0:
+        kept.append(lines[at:found])
+        at = lines.find(b"\r\n", found + len(mark))
+        at = len(lines) if at < 0 else at
+    lines = b"".join([*kept, lines[at:]])
+    while b"\r\n\r\n" in lines:  # an empty line would end the block
+        lines = lines.replace(b"\r\n\r\n", b"\r\n")
+    lines = lines.strip(b"\r\n")
+    return FIRST_LINE + lines + (b"\r\n\r\n" if lines else b"\r\n")
 
 
 def may_lead_somewhere(block: bytes) -> bool:

@@ -9,7 +9,7 @@ documents (broker.message_trace). Cost: some µs per receiver; other messages do
 
 from libc.string cimport memchr
 
-from gnatswarm.broker.entry cimport Choice, Target, choice_named, is_foreign
+from gnatswarm.broker.entry cimport SHARED_PREFIX, Choice, Target, choice_named, is_foreign
 from gnatswarm.broker.fanout cimport (
     HERE, MOST_NAME_BYTES, MOST_QUEUES, ORIGIN_ACCOUNT, ORIGIN_CLIENT, PLAINLY, is_output_of, rewritten)
 from gnatswarm.broker.interest cimport GATEWAY_NUMBER, MOST_SHARDS, Node, QueueName, Sub
@@ -138,7 +138,7 @@ cdef bint give(Fanout fanout, Sublist sublist, Entry *entry, uint32_t i, Publish
         error = message_trace.AUTO_UNSUBSCRIBED if sub.max_msgs and sub.delivered >= sub.max_msgs \
             else message_trace.CLIENT_CLOSED
     if is_followed and is_foreign(entry, i):
-        shown = entry.text[target.prefix_at + 5:target.prefix_at + target.prefix_size].split(b" ")[0]
+        shown = entry.text[target.prefix_at + 5:target.prefix_at + (target.prefix_size & ~SHARED_PREFIX)].split(b" ")[0]
         is_followed = trace.exported(cid, sublist.account, entry.text[:entry.subject_size], shown)
     if is_followed:
         trace.delivered(cid, subject, queue, error)

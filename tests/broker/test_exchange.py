@@ -24,7 +24,7 @@ from gnatswarm.shards.boundary.control import GATEWAY_NUMBER
 from gnatswarm.shards.clients.message_tracing import MessageTracing
 from tests.broker.test_traced import Told
 from tests.support import patterns
-from tests.support.engine import NO_ECHO, QUIET, EngineClient
+from tests.support.engine import NO_ECHO, QUIET, EngineClient, frames
 from tests.support.members import Members, RouteEnd
 from tests.support.mesh import Mesh
 
@@ -916,6 +916,25 @@ def test_what_stands_behind_the_last_at_of_a_jetstream_reply_is_the_subject(sibl
     mesh.finish()
     seen = b"orders.new 1 %b" % reply if sibling == GATEWAY_NUMBER else b"deliver 1 %b@orders.new" % reply
     assert client.take() == b"MSG %b 1\r\nx\r\n" % seen
+    mesh.close()
+
+
+def test_many_subscriptions_to_a_consumer_see_a_long_subject_each_with_its_own_sid():
+    mesh = Mesh(2, connect=QUIET)
+    mesh.add(GATEWAY_NUMBER)
+    mesh.settle()
+    client = mesh.clients[0]
+    client.feed(b"".join(b"SUB deliver %d\r\n" % sid for sid in range(200)))
+    mesh.settle()
+    client.take()
+    end = mesh.ends[0, GATEWAY_NUMBER]
+    assert end.socket is not None
+    long = b"orders." + b"n" * 2000
+    end.engine.probe.feed(end.socket, b"RMSG $G deliver $JS.ACK.S.c.1.1.1.1.0@%b 1\r\nx\r\n" % long)
+    mesh.finish()
+    got = frames(client.take())
+    assert {frame.subject for frame in got} == {long}
+    assert sorted(int(frame.sid) for frame in got) == list(range(200))
     mesh.close()
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gnatswarm.broker.limits import Limits
-from tests.support.engine import QUIET, WITH_HEADERS, Engine, EngineClient, frames
+from tests.support.engine import NO_RESPONDERS, QUIET, WITH_HEADERS, Engine, EngineClient, frames
 from tests.support.model import Model
 
 HEADER = b"NATS/1.0\r\nA: b\r\n\r\n"
@@ -92,6 +92,72 @@ def test_a_run_of_one_line_brings_everybody_every_payload(engine, operation):
     assert [payload for _, payload in told] == [p for p in payloads for _ in range(2)] + payloads
     assert {frozenset(sid for sid, _ in told[i : i + 2]) for i in range(0, 200, 2)} == {frozenset((b"1", b"2"))}
     assert [frame.payload for frame in frames(bytes(link.sent))] == payloads
+
+
+# ---- long subjects of many subscriptions
+
+LONG_SUBJECT = b"long." + b"s" * 1995
+MANY = [b"%d" % 10**digits for digits in range(1, 10)] + [b"s%d" % number for number in range(400)]  # sids
+
+
+@pytest.mark.parametrize("size", [3, 40_000])
+@pytest.mark.parametrize("count", [1, 100])
+def test_each_of_many_subscriptions_hears_a_long_subject_under_its_own_sid(engine, size, count):
+    """With headers and without, in runs and alone, copied and by reference; a message of one of them, too."""
+    publisher, taker = engine.clients(2, WITH_HEADERS)
+    other = engine.client()
+    link = engine.probe.link(1)
+    engine.probe.set_remote(1, LONG_SUBJECT)
+    lines = b"".join(
+        b"SUB %s %s\r\n" % (subject, sid) for sid, subject in zip(MANY, (b">", b"long.*") * 300, strict=False)
+    )
+    taker.feed(lines)
+    other.feed(lines)
+    count = count if size < 1000 else 1
+    payloads = [b"%03d" % number + b"x" * (size - 3) for number in range(count)]
+    for verb, header in ((b"PUB", b""), (b"HPUB", HEADER)):
+        sizes = b"%d %d" % (len(header), len(header) + size) if header else b"%d" % size
+        publisher.feed(
+            b"".join(b"%s %s r %s\r\n%s%s\r\n" % (verb, LONG_SUBJECT, sizes, header, each) for each in payloads)
+        )
+        for client, own in ((taker, header), (other, b"")):
+            got = frames(client.take())
+            assert {(frame.subject, frame.reply, frame.body[: frame.header_size]) for frame in got} == {
+                (LONG_SUBJECT, b"r", own)
+            }
+            for sid in MANY[:12] + MANY[-3:]:
+                assert [frame.payload for frame in got if frame.sid == sid] == payloads
+            assert len(got) == len(MANY) * count
+    assert len(frames(bytes(link.sent))) == 2 * count
+
+
+def test_a_group_of_many_members_takes_a_long_subject_each_under_its_own_sid(engine):
+    publisher, *members = engine.clients(4)
+    for number, member in enumerate(members):
+        member.feed(b"".join(b"SUB > q %d-%s\r\n" % (number, sid) for sid in MANY))
+    publisher.feed(b"PUB %s 1\r\nx\r\n" % LONG_SUBJECT * 3000)
+    got = [(number, frame) for number, member in enumerate(members) for frame in frames(member.take())]
+    assert len(got) == 3000
+    assert {frame.subject for _, frame in got} == {LONG_SUBJECT}
+    assert all(frame.sid.split(b"-")[0] == b"%d" % number for number, frame in got)
+    assert len({frame.sid for _, frame in got}) > 2 * len(MANY)  # of 1,227
+
+
+def test_a_message_to_one_of_many_members_costs_no_copy_of_its_subject_for_each(engine):
+    publisher, member = engine.clients(2)
+    member.feed(b"".join(b"SUB > q %d\r\n" % sid for sid in range(5000)))
+    publisher.feed(b"PUB %s 0\r\n\r\n" % LONG_SUBJECT)
+    assert len(frames(member.take())) == 1
+    assert engine.probe.sublist.cache_bytes < 100 * 5000  # the subjects alone would be 10 MB
+
+
+def test_of_many_subscriptions_for_its_reply_a_requestor_hears_503_on_one_of_its_own(engine):
+    client = engine.client(NO_RESPONDERS)
+    client.feed(b"".join(b"SUB > %s\r\nUNSUB %s\r\nSUB long.> %s\r\n" % (sid, sid, sid) for sid in MANY))
+    client.feed(b"PUB nobody %s 0\r\n\r\n" % LONG_SUBJECT)
+    (frame,) = frames(client.take())
+    assert (frame.subject, frame.body) == (LONG_SUBJECT, b"NATS/1.0 503\r\n\r\n")
+    assert frame.sid in MANY
 
 
 # ---- queue groups

@@ -5,6 +5,7 @@ from __future__ import annotations
 import orjson
 import pytest
 
+from gnatswarm.broker import service_latency
 from gnatswarm.broker.service_latency import NO_RESPONDER, REPLIED, Measured, event, traced
 
 NOW_US = 1_700_000_000_000_000
@@ -61,6 +62,16 @@ def test_what_is_too_long_is_not_kept_until_the_reply_comes():
     fields = ["uber-trace-id: 1:2:3:f1", *(f"uberctx-{n}: " for n in range(50_000)), "uberctx-0: "]
     kept = traced(header(fields))
     assert kept is not None and 50 < len(kept) < 200
+
+
+def test_of_a_megabyte_of_fields_those_of_a_trace_alone_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others are passed over at the speed of a search, and of its own so many are looked at."""
+    others = ["a: b"] * 150_000
+    assert traced(header([*others, "X-B3-Sampled: 1", *others])) == {"X-B3-Sampled": ["1"]}
+    looked_at: list[dict[str, list[str]]] = []
+    monkeypatch.setattr(service_latency, "_of_trace", looked_at.append)
+    traced(header(["b3: x"] * 150_000))
+    assert len(looked_at[0]["B3"]) == service_latency.MOST_TRACE_FIELDS
 
 
 def numbers(status: int, responder: dict[str, int] | None, passed_us: int) -> tuple[int, int, int]:

@@ -411,17 +411,17 @@ def test_the_cache_is_bounded_in_bytes():
 
 def test_an_answer_larger_than_the_bound_is_given_all_the_same():
     probe = SublistProbe()
-    subject = b"x" * 60_000
-    for i in range(600):
+    subject = b"x" * 120
+    for i in range(230_000):
         probe.subscribe(i, subject)
-    assert len(plain(probe, subject)) == 600  # 600 prefixes of 60 KB are 36 MB; twice that does not fit
+    assert len(plain(probe, subject)) == 230_000  # of 156 bytes each: 36 MB; twice that does not fit
     probe.match(b"a")
-    assert len(plain(probe, subject)) == 600
-    for i in range(600, 1800):
+    assert len(plain(probe, subject)) == 230_000
+    for i in range(230_000, 690_000):
         probe.subscribe(i, subject)
-    assert len(plain(probe, subject)) == 1800
+    assert len(plain(probe, subject)) == 690_000
     assert probe.counts["cached"] == 1  # it alone, past the bound
-    assert len(plain(probe, subject)) == 1800
+    assert len(plain(probe, subject)) == 690_000
     probe.match(b"a")
     assert probe.counts["cache_bytes"] <= probe.counts["most_cache_bytes"]
 

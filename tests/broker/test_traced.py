@@ -62,6 +62,35 @@ def test_a_header_asks_where_a_line_begins_with_the_name(lines: list[bytes], by_
     assert asks(block, by_parent) is expected
 
 
+def test_of_a_long_header_the_first_fields_are_read_and_those_of_its_trace() -> None:
+    others = b"".join(b"%d: x\r\n" % number for number in range(100_000))
+    for name in (b"Nats-Trace-Only", b"TraceParent", b"Accept-Encoding"):
+        block = b"NATS/1.0\r\nNats-Trace-Dest: first\r\n%b%b: y\r\n%bNats-Trace-Dest: last\r\n\r\n" % (
+            others,
+            name,
+            others,
+        )
+        found = message_trace.headers_of(block)
+        assert (found["Nats-Trace-Dest"], found[name.decode()], found["7"]) == (["first", "last"], ["y"], ["x"])
+        assert len(found) < message_trace.MOST_READ_BYTES / 6 + 3
+    found = message_trace.headers_of(b"NATS/1.0\r\n" + b"Nats-Trace-Dest: x\r\n" * 50_000 + b"\r\n")
+    assert len(found["Nats-Trace-Dest"]) < message_trace.MOST_READ_BYTES / 20 + message_trace.MOST_OF_TRACE + 1
+
+
+@pytest.mark.parametrize(
+    ("block", "changed"),
+    [
+        (b"", b"NATS/1.0\r\nHop: 1\r\n\r\n"),
+        (b"NATS/1.0\r\n\r\n", b"NATS/1.0\r\nHop: 1\r\n\r\n"),
+        (b"NATS/1.0\r\nHop: a\r\nHop:\r\nA: b\r\nHop: c\r\n\r\n", b"NATS/1.0\r\nA: b\r\nHop: 1\r\n\r\n"),
+        (b"NATS/1.0\r\nA: b\r\n\r\n\r\nC: d", b"NATS/1.0\r\nA: b\r\nC: d\r\nHop: 1\r\n\r\n"),
+        (b"NATS/1.0\r\nHops: a\r\n Hop: a\r\n\r\n", b"NATS/1.0\r\nHops: a\r\n Hop: a\r\nHop: 1\r\n\r\n"),
+    ],
+)
+def test_a_line_takes_the_place_of_all_of_its_name(block: bytes, changed: bytes) -> None:
+    assert message_trace.with_line(block, b"Hop", b"1") == changed
+
+
 @pytest.mark.parametrize("before", range(70))
 def test_it_is_found_at_every_place(before: int) -> None:
     block = FIRST + b"a" * before + b"\r\nNats-Trace-Dest: t\r\n\r\n"
