@@ -23,7 +23,7 @@ from gnatswarm.broker.permissions cimport Permissions
 from gnatswarm.broker.repeat cimport Repeat, repeat_remember, repeat_run
 from gnatswarm.broker.subject cimport SUBJECT_BAD, is_publishable, subject_kind
 from gnatswarm.broker.interest cimport (
-    GATEWAY_NUMBER, MOST_SHARDS, NODE_LITERAL, NO_MAX, SUB_FORMER, QueueName, node_key, take_marked)
+    GATEWAY_NUMBER, MOST_SHARDS, NODE_LITERAL, NO_MAX, SUB_FORMER, Node, QueueName, node_key, take_marked)
 from gnatswarm.broker.tally cimport FOLDED_AS, FOLDED_SIZE, folded_as
 from gnatswarm.broker.table cimport (
     MOST_KEY_BYTES, slot_item, table_find, table_free, table_init, table_insert, table_remove)
@@ -57,6 +57,24 @@ cdef bint is_reserved(Token subject, bint as_reply) noexcept:
     if subject.size > 5 and same_bytes(subject.at, <const uint8_t *>b'_GR_.', 5):
         return True
     return as_reply and subject.size > 4 and same_bytes(subject.at, <const uint8_t *>b'_R_.', 4)
+
+
+cdef Token seen_there(Token subject) noexcept:
+    """The subject that it has in the other cluster, if it is an answer to a request from one."""
+    cdef int words = 0
+    cdef size_t i
+    if subject.size > 5 and same_bytes(subject.at, <const uint8_t *>b'_GR_.', 5):
+        for i in range(subject.size - 1):
+            words += subject.at[i] == c'.'
+            if words == 3:   # _GR_.<cluster>.<server>.<subject>
+                return Token(subject.at + i + 1, subject.size - i - 1)
+    return subject
+
+
+cdef bint answers_clusters(Sublist sublist) noexcept:
+    """Whether another server takes answers to requests from other clusters, to which it is connected by gateways."""
+    cdef const Node *node = sublist.node_at(<const uint8_t *>b'_GR_.>', 6)
+    return node != NULL and (node.remote >> GATEWAY_NUMBER) & 1
 
 
 cdef inline bint is_measured_reply(const Op *op) noexcept:
@@ -576,7 +594,7 @@ cdef class ClientConnection(Peer):
                 and not self.may_publish(op, entry, once):
             self.refuse(op, errors.publish_violation(op.subject.at[:op.subject.size]))
             return False
-        if op.subject.at[0] == c'_' and is_reserved(op.subject, False):
+        if op.subject.at[0] == c'_' and is_reserved(op.subject, False) and not answers_clusters(self.sublist):
             self.refuse(op, errors.publish_violation(op.subject.at[:op.subject.size]))
             return False
         if op.reply.size and op.reply.at[0] == c'_' and is_reserved(op.reply, True):
@@ -705,7 +723,8 @@ cdef class ClientConnection(Peer):
 
     cdef bint may_publish(self, Op *op, Entry *entry, bint *once) except -1:
         """Ask the permissions. Sets `once` where it is allowed as a reply only, so that the next one is asked again."""
-        if self.permissions.may_publish(op.subject.at, op.subject.size):
+        cdef Token subject = seen_there(op.subject)
+        if self.permissions.may_publish(subject.at, subject.size):
             return True
         once[0] = True
         return self.reply_permissions is not None \

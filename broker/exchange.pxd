@@ -97,6 +97,7 @@ cdef class Exchange(Onward):
     cdef list answers                    # … by these ReplyPermissions: theirs if `checked`, else ours; or None
     cdef list told_answers               # … reply subjects that a leaf node was told, oldest first; or None
     cdef size_t told_answers_bytes[MOST_SHARDS]
+    cdef list for_clusters               # reply subjects of requests that came there from other clusters; or None
     cdef list clusters                   # the cluster's name of a slot
     cdef list origins                    # … of a leaf node as frames have it; b"": none
     # Nothing goes from a leaf node to its cluster in the account from which it comes, or else in any: 2.15 and 2.9.
@@ -147,6 +148,9 @@ cdef class Exchange(Onward):
     # A message with a reply subject goes to a slot that may answer it, or has come from one where we may.
     cdef int expect_answer(self, uint32_t slot, const uint8_t *reply, size_t size) except -1
     cdef bint may_answer(self, uint32_t slot, const uint8_t *subject, size_t size) except -1
+    # A request of another cluster has come from a slot; and whether a message may go there as an answer to one.
+    cdef int expect_for_cluster(self, uint32_t slot, const uint8_t *reply, size_t size) except -1
+    cdef bint may_answer_cluster(self, uint32_t slot, Entry *entry) except -1
     # How many of a run of messages go out as our answers, as nothing else.
     cdef uint32_t answers_of(self, uint32_t slot, Entry *entry, uint32_t count) noexcept
     # So many more, or fewer, former members of its group are known to linger on its shard.
@@ -248,3 +252,5 @@ cdef bytes origin_of(PeerKind kind, str cluster)
 cdef const uint8_t *ANSWERERS
 
 cdef bint is_loop_subject(const uint8_t *subject, size_t size) noexcept nogil
+# A reply subject that a hub's gateway to another cluster has given to a request from there: _GR_.<cluster>.<server>.….
+cdef bint is_of_cluster(const uint8_t *subject, size_t size) noexcept nogil

@@ -41,6 +41,8 @@ NO_SERVER = b"-"
 TO_PLAIN = b"+"
 # The bit of Publish.publisher that says that it is another server's client: no shard has one of this number.
 cdef uint64_t FOREIGN = <uint64_t>1 << 63
+# So long a request of another cluster may be answered.
+cdef uint64_t FOR_CLUSTERS_US = 120_000_000
 # For go_on(): all that there is.
 cdef int64_t EVERYTHING = <int64_t>1 << 62
 cdef uint64_t MOST_CID = (<uint64_t>1 << CID_BITS) - 1
@@ -98,6 +100,10 @@ cdef bytes short_id(str server_id):
 
 cdef bint is_loop_subject(const uint8_t *subject, size_t size) noexcept nogil:
     return size > 5 and memcmp(subject, b'$LDS.', 5) == 0
+
+
+cdef bint is_of_cluster(const uint8_t *subject, size_t size) noexcept nogil:
+    return size > 5 and memcmp(subject, b'_GR_.', 5) == 0
 
 
 cdef inline bint is_count(const uint8_t *subject, size_t size) noexcept nogil:
@@ -338,6 +344,7 @@ cdef class Exchange(Onward):
         self.clusters = [""] * MOST_SHARDS
         self.answers = [None] * MOST_SHARDS
         self.told_answers = [None] * MOST_SHARDS
+        self.for_clusters = [None] * MOST_SHARDS
         self.short_ids = [b""] * MOST_SHARDS
         self.own_short_id = NO_SERVER
         self.origins = [b""] * MOST_SHARDS
@@ -587,7 +594,10 @@ cdef class Exchange(Onward):
                     self.send_imported(slot, sublist, entry, publish, mine, q, been, outcome)
                 elif bit & self.outside:
                     run = publish.count
-                    if self.permissions[slot] is not None and not self.may_pass(slot, entry):
+                    if unlikely(is_of_cluster(entry.text, entry.subject_size)):
+                        if not self.may_answer_cluster(slot, entry):
+                            publish.count = 0
+                    elif self.permissions[slot] is not None and not self.may_pass(slot, entry):
                         publish.count = self.answers_of(slot, entry, run)
                     if publish.count:
                         if unlikely(publish.reply.size > 4) and memcmp(publish.reply.at, b'_R_.', 4) == 0:
@@ -790,6 +800,19 @@ cdef class Exchange(Onward):
                 n += 1
         return n
 
+    cdef int expect_for_cluster(self, uint32_t slot, const uint8_t *reply, size_t size) except -1:
+        if self.for_clusters[slot] is None:
+            self.for_clusters[slot] = ReplyPermissions(-1, FOR_CLUSTERS_US)
+        (<ReplyPermissions>self.for_clusters[slot]).expect(reply, size, self.fanout.box.now_us)
+        return 0
+
+    cdef bint may_answer_cluster(self, uint32_t slot, Entry *entry) except -1:
+        """The server there passes on whatever it is told to, also where it allows us to publish nothing else."""
+        if self.for_clusters[slot] is None:
+            return False
+        return (<ReplyPermissions>self.for_clusters[slot]).may_reply(entry.text, entry.subject_size,
+                                                                     self.fanout.box.now_us)
+
     def set_answers(self, int slot, int most, double expire_s, bint tells):
         """Who is there may publish `most` answers to the reply subject of each message that it was sent (negative:
         any number; 0: none), within expire_s of it (0: at any time). `tells`: it is told of those subjects."""
@@ -988,7 +1011,7 @@ cdef class Exchange(Onward):
         """Where our rights hold we tell what we may subscribe to there; a leaf node, or who has logged in here, is told
         what overlaps with what it may publish."""
         cdef Permissions permissions = self.permissions[slot]
-        if permissions is None or is_loop_subject(subject, size):
+        if permissions is None or is_loop_subject(subject, size) or is_of_cluster(subject, size):
             return True
         if self.kinds[slot] == PEER_LEAF or (self.checked >> slot) & 1:
             return permissions.may_subscribe_partly(subject, size)
@@ -1469,7 +1492,7 @@ cdef class Exchange(Onward):
         self.tells_apart &= ~bit
         self.importing &= ~bit
         self.answering &= ~bit
-        self.answers[slot] = self.told_answers[slot] = None
+        self.answers[slot] = self.told_answers[slot] = self.for_clusters[slot] = None
         self.outside &= ~bit
         self.isolated &= ~bit
         self.checked &= ~bit

@@ -7,7 +7,7 @@ end is another program: frames that are none end the connection, and the session
 
 from gnatswarm.broker.entry cimport Entry, extras_of
 from gnatswarm.broker.exchange cimport (
-    ANSWERERS, PEER_HUB, PEER_LEAF, PEER_ROUTE, PeerKind, is_loop_subject, origin_of)
+    ANSWERERS, PEER_HUB, PEER_LEAF, PEER_ROUTE, PeerKind, is_loop_subject, is_of_cluster, origin_of)
 from gnatswarm.broker.fanout cimport (
     ANOTHER_BROKER, MOST_QUEUES, ORIGIN_CLIENT, ORIGIN_SIBLING, Outcome, Publish, fits_line, no_outcome, rewritten)
 from gnatswarm.broker.interest cimport SECOND_CHOICE, Node, QueueName
@@ -551,6 +551,8 @@ cdef class ServerLink(Peer):
             return size if self.is_closing else total
         if unlikely((self.exchange.answering >> self.slot) & 1) and op.reply.size and not self.is_checked:
             self.exchange.expect_answer(self.slot, op.reply.at, op.reply.size)   # (of one that allows us answers)
+        if unlikely(is_of_cluster(op.reply.at, op.reply.size)):
+            self.exchange.expect_for_cluster(self.slot, op.reply.at, op.reply.size)
         if not self.make_message(data, total, op, whole, &message):
             self.broken("no memory for a message")
             return size
@@ -604,6 +606,7 @@ cdef class ServerLink(Peer):
             return permissions.keeps_out(op.subject.at, op.subject.size, NULL, 0)
         if not permissions.may_subscribe(op.subject.at, op.subject.size, NULL, 0) \
                 and not is_loop_subject(op.subject.at, op.subject.size) \
+                and not is_of_cluster(op.subject.at, op.subject.size) \
                 and not ((self.exchange.answering >> self.slot) & 1
                          and self.exchange.may_answer(self.slot, op.subject.at, op.subject.size)):
             self.n_words += 1
