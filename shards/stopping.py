@@ -2,9 +2,10 @@
 
 Those that have closed, or are over their publish_limits, are heard out first (`shards.clients.hearing`). Nobody is
 closed before all shards have done so, and all that caused has arrived, as the fence says (`broker.fence`): messages may
-be for clients of any shard. They note it on the shared page. Who waits in the queues of the ports, or was accepted by
-the router, is heard, too: nobody is closed before no shard accepts any more, as who is closed would come back. And
-clients that just take what they are sent may go on with it. All that within HEAR_OUT_S. Called by the worker.
+be for clients of any shard. They note it on the shared page. Clients that are being moved, whom nobody reads, stay or
+arrive first. Who waits in the queues of the ports, or was accepted by the router, is heard, too: nobody is closed
+before no shard accepts any more, as who is closed would come back. And clients that just take what they are sent may go
+on with it. All that within HEAR_OUT_S. Called by the worker.
 """
 
 from __future__ import annotations
@@ -64,6 +65,7 @@ class Stopping:
         self._arrival: Arrival | None = None  # None: clients are heard
         self._have_all_come = False
         shard.end_listening()
+        links.moves.stop()
         self._look()
 
     def _look(self) -> None:
@@ -79,7 +81,8 @@ class Stopping:
     def _are_heard(self) -> bool:
         """Whether what its clients had sent has come to whoever is to get it."""
         sessions = self._clients.open.values()
-        if len(self._clients.hear_out(list(sessions))) < len(sessions):
+        moves = self._links.moves
+        if moves.is_leaving or moves.n_arriving or len(self._clients.hear_out(list(sessions))) < len(sessions):
             self._arrival = None
             return False
         if self._arrival is None:

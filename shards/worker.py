@@ -648,6 +648,8 @@ class Worker:
     def _stop(self) -> None:
         if self._stopping is None:
             assert self._boot is not None
+            if self._departures is not None:
+                self._departures.cancel()
             end = self._end if self._gateway is None else self._end_servers
             self._stopping = Stopping(
                 self._loop, self._boot.shard, self._shard, self._links, self._page, self._take_handed_over, end

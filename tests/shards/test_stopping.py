@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from gnatswarm.broker.errors import CloseReason
 from gnatswarm.shards.boundary.page import Page
 from gnatswarm.shards.clients.hearing import HEAR_OUT_S
 from gnatswarm.shards.shard import Shard as RealShard
 from gnatswarm.shards.stopping import LOOK_AGAIN_S, Stopping
 from tests.shards.clients.test_departure import Clock
+from tests.support.linked_shards import LinkedShards, MovingShard
+from tests.support.turns import until
 
 AT_ONCE_S = 2 * LOOK_AGAIN_S
 
@@ -37,7 +42,8 @@ class Shard:
         )
         self.accepts = 0
         self.have_all_come = True
-        self.links = SimpleNamespace(siblings=siblings, has_unread=False)
+        moves = SimpleNamespace(is_leaving=False, n_arriving=0, stop=lambda: None)
+        self.links = SimpleNamespace(siblings=siblings, has_unread=False, moves=moves)
         self.ends = 0
         self._arguments: Any = (clock, number, shard, self.links, page, lambda: self.have_all_come, self._on_end)
 
@@ -126,6 +132,53 @@ def test_who_is_heard_once_more_is_waited_for_once_more(two: Two) -> None:
     two.clock.advance(AT_ONCE_S)
     assert (two.first.ends, two.second.ends, len(two.first.arrivals)) == (0, 0, 2)
     two.first.arrivals[1]()
+    two.clock.advance(AT_ONCE_S)
+    assert (two.first.ends, two.second.ends) == (1, 1)
+
+
+@pytest.mark.parametrize("is_offered", [False, True])
+async def test_what_a_client_had_sent_that_was_being_moved_is_carried_out(tmp_path: Path, *, is_offered: bool) -> None:
+    """Nobody reads it while it moves, and then it is in another shard, or stays."""
+    two = LinkedShards(tmp_path)
+    await two.link()
+    old, new = two.shards
+    subscriber, publisher = new.one.connect(), old.one.connect()
+    for one in (subscriber, publisher):
+        await one.talk(b'CONNECT {"verbose":false}\r\nSUB a 1\r\nPING\r\n')
+    assert not old.host.open_way(1)
+    old.moves.move([one.connection for one in old.one.shard.clients.open.values()], 1)
+    if is_offered:
+        await until(lambda: new.moves.n_arriving > 0)
+    busy = SimpleNamespace(start=lambda us: None, close=lambda: None)  # a turn that does not come
+    for shard in two.shards:
+        shard.host._rest.close()
+        shard.host._rest = busy  # type: ignore[assignment]
+    publisher.send(b"PUB a 1\r\n1\r\n" * 100)
+    publisher.close()
+    ended: list[int] = []
+
+    def stop(number: int, shard: MovingShard) -> None:
+        def end() -> None:
+            shard.one.shard.clients.close_all(CloseReason.SERVER_SHUTDOWN)
+            ended.append(number)
+
+        loop = asyncio.get_running_loop()
+        Stopping(loop, number, shard.one.shard, shard.links, two.page, lambda: True, end)
+
+    for number, shard in enumerate(two.shards):
+        stop(number, shard)
+    await until(lambda: len(ended) == 2)
+    assert (await subscriber.wait(b"ERR")).count(b"MSG a 1 1\r\n1\r\n") == 100
+    two.close()
+
+
+def test_who_is_about_to_come_from_another_shard_is_waited_for(two: Two) -> None:
+    two.first.links.moves.n_arriving = 1
+    two.first.stop()
+    two.second.stop()
+    two.clock.advance(HEAR_OUT_S / 2)
+    assert (two.first.ends, two.second.ends) == (0, 0)
+    two.first.links.moves.n_arriving = 0
     two.clock.advance(AT_ONCE_S)
     assert (two.first.ends, two.second.ends) == (1, 1)
 

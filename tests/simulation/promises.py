@@ -275,7 +275,8 @@ def check_queue(history: History, reach: Reach, group: tuple[str, str], members:
     _, queue = group
     is_answer = message.subject.startswith("_R_")
     got = [(one, one.got[message.number]) for one in members if message.number in one.got]
-    if message.is_of_leaf and reach.tenants.mapped(message.account, message.subject) != (message.subject,):
+    is_mapped = message.is_of_leaf and reach.tenants.mapped(message.account, message.subject) != (message.subject,)
+    if is_mapped:
         # Its own server knew it by another subject, whose groups are others. Of those of the mapped one a member in its
         # cluster is as good as any, where it is at another server.
         elsewhere = [(one, at) for one, at in got if one.client not in message.near]
@@ -327,7 +328,8 @@ def check_queue(history: History, reach: Reach, group: tuple[str, str], members:
                 or one.gone_at <= message.acked_at
                 or one.most != NEVER
                 or message.is_late
-                or (message.is_of_leaf and group[0] != message.account)  # (its server knew of no group there)
+                or (message.is_of_leaf and group[0] != message.account)  # (its server knew of no group there, …
+                or is_mapped  # … nor of this one by that subject: it named none, for which somebody would linger)
             )
             for one in members
         )
