@@ -354,9 +354,10 @@ class LeafRemote(_Discreet, frozen=True, forbid_unknown_fields=True):
 
     @property
     def apart_from_files(self) -> "LeafRemote":
-        """The same, whatever its certificate files hold: a reload with a renewed certificate has the same remote."""
+        """The same, whatever its files hold: a reload with a renewed certificate or credentials has the same remote."""
         tls = msgspec.structs.replace(self.tls, cert_pem=b"", key_pem=b"", ca_pem=b"")
-        return msgspec.structs.replace(self, tls=tls)
+        signs = {"jwt": "", "seed": ""} if self.credentials else {}
+        return msgspec.structs.replace(self, tls=tls, **signs)
 
     def having(self, files: dict[str, bytes]) -> "LeafRemote":
         """The same with these fields of `tls`."""

@@ -54,7 +54,6 @@ _REMOTE_NAMES = {
 _USER_KEYS = {"user": "user", "username": "user", "pass": "password", "password": "password", "account": "account",
               "nkey": "nkey"}  # fmt: skip
 # A .creds file has 1 to 2 KB.
-MOST_CREDENTIALS_BYTES = 1 << 20
 
 # Of no use without a port.
 _OF_PORT = ("host", "net", "advertise", "leafnode_advertise", "no_advertise", "authorization", "tls", "min_version",
@@ -302,7 +301,7 @@ class LeafNodesBlock:
         return tuple(found)
 
     def _credentials(self, entry: Entry) -> dict[str, object]:
-        from gnatswarm.shards.boundary.seeds import read_creds
+        from gnatswarm.shards.boundary.seeds import MOST_CREDENTIALS_BYTES, read_creds
 
         path = self._path(entry)
         if not path:

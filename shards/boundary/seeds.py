@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import base64
 import binascii
+import os
 
+from gnatswarm.shards.boundary.file_kind import other_kind
+
+MOST_CREDENTIALS_BYTES = 1 << 20  # of a .creds file
 _SEED_BYTES = 2 + 32 + 2
 _SEED = 18 << 3  # 'S'
 PUBLIC_USER = 20 << 3  # 'U'
@@ -36,6 +40,17 @@ def read_creds(text: str) -> tuple[str, str] | None:
             return None
         found.append(part)
     return (found[0], found[1]) if seed_bytes(found[1]) is not None else None
+
+
+def creds_now(path: str) -> tuple[str, str] | None:
+    """The same of the file at this path; None: it cannot be read, or is just being written. It may block."""
+    try:
+        if other_kind(os.stat(path).st_mode):
+            return None
+        with open(path, "rb") as file:
+            return read_creds(file.read(MOST_CREDENTIALS_BYTES).decode("utf-8", "replace"))
+    except OSError:
+        return None
 
 
 def _between(text: str, what: str) -> str:

@@ -19,6 +19,7 @@ import msgspec
 
 from gnatswarm.broker.bounds import LARGEST_FRAME_PAYLOAD_BYTES
 from gnatswarm.broker.errors import CloseReason
+from gnatswarm.shards.boundary.seeds import creds_now
 from gnatswarm.shards.gateway import words
 from gnatswarm.shards.gateway.addresses import name_for_tls
 from gnatswarm.shards.gateway.leaf import LeafSession
@@ -262,13 +263,14 @@ class Remote:
 
     async def _connect(self, address: Address) -> None:
         """Connect, and return when that connection has ended."""
+        remote = await self._with_credentials()
         timeout_s = self.remote.dial_timeout_s
         begins = address.websocket or self.remote.tls.handshake_first
         # Made before: a hub with `handshake_first: auto` waits for 50 ms.
         gate = self._gate(address, is_wanted=False) if begins else None
         sock, _where = await connected(self._loop, await places_of(self._loop, address, timeout_s), timeout_s)
         if begins:
-            await self._pass_messages(sock, address, None, gate)
+            await self._pass_messages(sock, address, remote, None, gate)
             return
         info_timeout_s = self.remote.first_info_timeout_s
         try:
@@ -290,7 +292,7 @@ class Remote:
             raise
         if gate is None:  # (else what it says may be another's word, until the connection is encrypted)
             self.on_urls(info)
-        await self._pass_messages(sock, address, info, gate)
+        await self._pass_messages(sock, address, remote, info, gate)
 
     def most_subscriptions(self, account: str) -> int:
         """How much interest a hub may tell to this account; 0: any."""
@@ -317,8 +319,25 @@ class Remote:
         rules = [certificate_rule(one, context) for one in (self.remote.tls, self._options.leafnodes.tls)]
         return next((why for rule in rules if rule is not None and (why := rule.objection(tls))), "")
 
+    async def _with_credentials(self) -> LeafRemote:
+        """The remote with what its file of credentials holds now, as nats-server has it: some are valid for an hour.
+
+        Where it cannot be read, or is just being written, with what it held at the start or the last reload.
+        """
+        remote = self.remote
+        if remote.credentials:
+            found = await self._loop.run_in_executor(None, creds_now, remote.credentials)
+            if found is not None:
+                return msgspec.structs.replace(remote, jwt=found[0], seed=found[1])
+        return remote
+
     async def _pass_messages(
-        self, sock: socket.socket, address: Address, info: ServerInfo | None, gate: Gate | None
+        self,
+        sock: socket.socket,
+        address: Address,
+        remote: LeafRemote,
+        info: ServerInfo | None,
+        gate: Gate | None,
     ) -> None:
         """Give the connection to a session, and return when it has ended. `info` None: the session reads it."""
         self._over = self._loop.create_future()
@@ -326,7 +345,7 @@ class Remote:
             self._loop,
             self._exchange,
             self,
-            self.remote,
+            remote,
             self._identity,
             info,
             address=str(address),

@@ -275,7 +275,7 @@ class RouteSession:
             self._show_permissions(info)
             self.link.is_fenced = info.fenced
             self._owner.on_news(self, info)
-        elif self.is_member:
+        elif self.is_member and not info.gateway_cmd:
             self._owner.on_gossip(self, info)
 
     def _introduced(self, info: ServerInfo, raw: bytes) -> None:

@@ -62,6 +62,10 @@ SETTLE_S = 3.0
 MOST_DIALLED = 64
 # Why connections end over which another name of the cluster was told.
 NAME_CONFLICT = "Cluster Name Conflict"
+NO_GATEWAYS = (
+    "this member is connected to other clusters by gateways: clients there hear nothing of what clients here publish, "
+    "and get no answers from them; connect this broker as a leaf node instead"
+)
 # connect_urls of one member.
 MOST_URLS = 64
 
@@ -604,6 +608,8 @@ class Routes:
         self._had_members = True
         session.begin()
         logger.info("%s - Route connection created", session)
+        if session.info.gateway_url:
+            logger.warning("%s - %s", session, NO_GATEWAYS)
         self._introduce(session)
         self._teller.changed()
         self._tell_leaf_nodes()

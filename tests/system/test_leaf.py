@@ -15,6 +15,7 @@ import signal
 import urllib.request
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -331,6 +332,41 @@ async def test_an_nkey_signs_the_hubs_nonce(start: Start, net: Net, hub_kind: st
     leaf = start("gnatswarm-1", leaf_config(hub_port(hub), "", f"nkey: {seed}"))
     at_hub, at_leaf = await net.client(hub, user="u", **{"pass": "p"}), await net.client(leaf)
     await know(at_hub, at_leaf)
+
+
+async def test_a_hub_is_shown_the_credentials_that_the_file_holds_when_it_is_dialled(
+    start: Start, tmp_path: Path
+) -> None:
+    """Some are valid for an hour, and others put into the file before that. A reload leaves the connection."""
+    path = tmp_path / "user.creds"
+
+    def put(jwt: str) -> None:
+        seed = "SUAAAAICAMCAKBQHBAEQUCYMBUHA6EARCIJRIFIWC4MBSGQ3DQOR4H776Y"
+        lines = "-----BEGIN NATS USER JWT-----", jwt, "-----BEGIN USER NKEY SEED-----", seed, ""
+        path.write_text("\n".join(lines))
+
+    port = await ByHand().open()
+    put("first")
+    leaf = start("gnatswarm-1", leaf_config(port.port, "", f"credentials: '{path}'"))
+    hub = await port.next()
+    hub.inform(connect_info=True)
+    assert hub.connect["jwt"] == "first"
+    put("second")
+    leaf.send_signal(signal.SIGHUP)
+    leaf.log.wait_line("Reloaded server configuration")
+    assert "Leafnode connection closed" not in leaf.log.text
+    put("third")
+    for content, shown in (("", "third"), ("half", "second"), (None, "second")):
+        if content:
+            path.write_text(content)
+        elif content is None:
+            path.unlink()
+        hub.writer.close()
+        hub = await port.next()
+        hub.inform(connect_info=True)
+        assert hub.connect["jwt"] == shown
+    hub.writer.close()
+    port.close()
 
 
 async def test_a_reload_adds_and_removes_a_hub(start: Start, net: Net) -> None:

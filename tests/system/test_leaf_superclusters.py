@@ -10,6 +10,7 @@ import pytest
 from tests.support.leaves import CREATED, Net, hub_port, know, subscribed
 from tests.support.servers import Broker
 from tests.support.turns import until
+from tests.system.test_cluster import route_port
 from tests.system.test_hub import by_hand, net, start
 from tests.system.test_leaf import Start
 
@@ -58,6 +59,20 @@ async def test_a_service_at_a_leaf_node_answers_who_is_in_another_cluster(
         await service.send(f"PUB {request.reply} 3\r\nyes\r\n")
         (answer,) = await asker.messages(1, 20)
         assert (answer.subject, answer.payload) == (f"inbox.{number}", b"yes")
+
+
+@pytest.mark.parametrize("kind", ["nats-server", "nats-server-2.15"])
+async def test_a_member_of_a_cluster_with_gateways_says_what_it_cannot_do(start: Start, net: Net, kind: str) -> None:
+    """And what members tell of other clusters is no member that could be dialled."""
+    one = start(kind, cluster("C0"))
+    routes = f"routes: ['nats://127.0.0.1:{route_port(one)}']"
+    here = start("gnatswarm-1", f"{ACCOUNTS}cluster {{ name: C0, {LISTEN}, {routes} }}\n")
+    here.log.wait_line("WRN.*connected to other clusters by gateways")
+    far = start(kind, cluster("C1", one))
+    ears, voice = await net.client(here), await net.client(far)
+    await subscribed(ears, "far 1")
+    await know(voice, ears)
+    assert "cannot be dialled" not in here.log.text
 
 
 HERE = """accounts { A { users [

@@ -151,7 +151,7 @@ async def test_a_server_whose_connection_cannot_be_watched_is_closed_and_ends_no
     remote._reactor = reactor
     ours, theirs = socket.socketpair()
     with pytest.raises(OSError, match="cannot watch a socket"):
-        await remote._pass_messages(theirs, Address("h", 7422), ServerInfo(), None)
+        await remote._pass_messages(theirs, Address("h", 7422), remote.remote, ServerInfo(), None)
     assert ours.recv(1) == b"" and remote.session is None
 
 
@@ -163,6 +163,6 @@ async def test_a_hub_that_cannot_be_answered_is_left_and_no_connection_to_it_sta
     monkeypatch.setattr(LeafSession, "start", lambda _session: 1 // 0)
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
-    await remote._pass_messages(theirs, Address("h", 7422), ServerInfo(), None)
+    await remote._pass_messages(theirs, Address("h", 7422), remote.remote, ServerInfo(), None)
     assert ours.recv(1) == b"" and remote.session is None and not servers.failed
     assert "its connection is closed because of an error of ours" in caplog.text
