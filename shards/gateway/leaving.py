@@ -2,9 +2,10 @@
 
 Shards are told first that nobody outside wants anything; when all know, what they had sent before is here. It goes out,
 and each other server is told that nothing more comes: it reads that last, and closes. What it had sent until then goes
-to the shards. A server that does not close is waited for to the end of the time. What clients publish between this and
-the next gateway's connections finds no interest outside: queue groups choose members here, requests are told that there
-are no responders. Where the broker stops, shards have said all before, and end themselves.
+to the shards. A server that does not close, or does not take what waits for it, is waited for to the end of the time.
+What clients publish between this and the next gateway's connections finds no interest outside: queue groups choose
+members here, requests are told that there are no responders. Where the broker stops, shards have said all before, and
+end themselves.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class Leaving:
                     if session.socket is None:
                         raise
                     self._reactor.blame(session.socket)
-        if sessions:
+        if sessions or self._reactor.n_emptying:
             self._loop.call_later(LOOK_S, self._look)
         elif not self._has_shards:
             self._done_soon()

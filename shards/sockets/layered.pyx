@@ -588,7 +588,7 @@ cdef class LayeredSocket(Socket):
             if self.frames.error:
                 self.owner.on_wire_error(self.frames.error)
             self.flush()
-        self.has_input_ended = self.has_ended
+        self.has_input_ended = is_over or self.has_ended
         self.peer.close(self.frames.close_reason if is_over else
                         CLOSE_READ_ERROR if self.broken else CLOSE_CLIENT_CLOSED)
         out_call(&self.peer.out)

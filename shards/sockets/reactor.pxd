@@ -95,6 +95,7 @@ cdef class Reactor:
     cdef epoll_event *crowded          # events of a long round
     cdef list sources                  # every Source that is open
     cdef list gone                     # Sources closed in this round
+    cdef readonly int n_emptying       # Sockets that are emptying
     cdef object leaving                # a deque of gone clients whose subscriptions are being taken out
     cdef list links                    # Sockets of others than clients
     cdef list held                     # Sockets whose peers wait for a slow receiver

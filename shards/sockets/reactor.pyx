@@ -85,6 +85,9 @@ cdef enum:
     AS_MANY_CLIENTS = 32            # … and of a link, which speaks for many, as of so many clients
     LOOK_BYTES = 32768              # after so much, a look at the clock
     LINGER_US = 1000000             # a peer that was sent an error has this long to read it
+    # Servers that say nothing more and are still being sent what waited, at a time: as many as can be connected. Who
+    # came, said that, and hardly read, again and again, would have any number of descriptors and of full buffers.
+    MOST_EMPTYING = 31
     FIN_BYTES = 1                   # what shutdown() adds to the unacknowledged bytes
     # Where in a page the read buffer begins. The kernel copies with "rep movsb", which takes up to three times as long
     # on AMD Zen where the target is 1 to 63 bytes further in its page than the source, and what was sent on this host
@@ -392,7 +395,8 @@ cdef class Socket(Source):
         self.read_promptly()
         if speaks:
             self.flush()
-        elif self.has_input_ended and reason == CLOSE_CLIENT_CLOSED and not isinstance(self.peer, ClientConnection):
+        elif self.has_input_ended and reason == CLOSE_CLIENT_CLOSED and not isinstance(self.peer, ClientConnection) \
+                and self.reactor.n_emptying < MOST_EMPTYING:
             self.flush()
             if out.is_blocked and self.has_unsent():
                 return self.empty(reason)
@@ -435,6 +439,7 @@ cdef class Socket(Source):
         out.is_behind = 0
         out.box.relieved = 1   # (nobody waits for it any more)
         self.is_emptying = True
+        self.reactor.n_emptying += 1
         self.arm(EPOLLOUT)
         return 0
 
@@ -446,6 +451,7 @@ cdef class Socket(Source):
 
     cdef int close(self) except -1:
         if self.fd >= 0:
+            self.reactor.n_emptying -= self.is_emptying
             self.peer.out.owner = NULL
             # Closing takes a connection out of the set only if no other process has it open. The router has, for a
             # moment, when it hands one over; then the set would go on reporting a socket that is freed.

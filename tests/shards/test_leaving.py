@@ -49,7 +49,8 @@ def test_only_what_can_be_read_to_its_end_is_waited_for(session: Session, did: l
     )
     done: list[bool] = []
     there: list[Any] = [session]
-    leaving = Leaving(loop, SimpleNamespace(finish=lambda: None), exchange, lambda: there, lambda: done.append(True))  # type: ignore[arg-type]
+    reactor: Any = SimpleNamespace(finish=lambda: None, n_emptying=0)
+    leaving = Leaving(loop, reactor, exchange, lambda: there, lambda: done.append(True))
     leaving.begin(1.0)
     limit, *soon = later
     later.clear()
@@ -75,7 +76,7 @@ def test_where_the_broker_stops_no_shard_is_waited_for() -> None:
     exchange: Any = SimpleNamespace(hush=lambda: None)
     done: list[bool] = []
     there: list[Any] = [Session()]
-    reactor: Any = SimpleNamespace(finish=lambda: None)
+    reactor: Any = SimpleNamespace(finish=lambda: None, n_emptying=0)
     Leaving(loop, reactor, exchange, lambda: there, lambda: done.append(True)).begin_last(1.0)
     limit, look = later
     look()
@@ -86,6 +87,27 @@ def test_where_the_broker_stops_no_shard_is_waited_for() -> None:
     later[-1]()
     limit()
     assert done == [True]
+
+
+def test_who_says_nothing_more_and_is_sent_what_waits_is_waited_for() -> None:
+    """Its session has ended with what it says, so that nothing else tells of it."""
+    later: list[Any] = []
+    loop: Any = SimpleNamespace(
+        call_later=lambda _after_s, call: later.append(call), call_soon=lambda call: later.append(call)
+    )
+    exchange: Any = SimpleNamespace(hush=lambda: None)
+    done: list[bool] = []
+    reactor: Any = SimpleNamespace(finish=lambda: None, n_emptying=1)
+    Leaving(loop, reactor, exchange, list, lambda: done.append(True)).begin_last(1.0)
+    limit, look = later
+    look()
+    later[-1]()
+    assert not done
+    reactor.n_emptying = 0
+    later[-1]()
+    later[-1]()
+    assert done == [True]
+    limit()
 
 
 def test_an_error_of_ours_at_the_end_of_one_connection_costs_that_one_alone() -> None:
@@ -101,7 +123,7 @@ def test_an_error_of_ours_at_the_end_of_one_connection_costs_that_one_alone() ->
     assert bad.socket is not None
     bad.socket.end_sending = lambda: 1 // 0
     blamed: list[Any] = []
-    reactor: Any = SimpleNamespace(finish=lambda: None, blame=blamed.append)
+    reactor: Any = SimpleNamespace(finish=lambda: None, n_emptying=0, blame=blamed.append)
     there: list[Any] = [bad, good]
     Leaving(loop, reactor, exchange, lambda: there, lambda: None).begin(1.0)
     for call in later[1:]:

@@ -220,6 +220,25 @@ async def test_what_ends_a_connection_behind_much_interest_ends_it(hub: Broker, 
     leaf.close()
 
 
+@pytest.mark.parametrize("hub_kind", ["gnatswarm-2", "nats-server", "nats-server-2.15"])
+async def test_a_leaf_node_that_says_nothing_more_is_sent_what_waits_for_it(
+    start: Start, net: Net, hub_kind: str
+) -> None:
+    """Its close frame says that; the hub's comes behind the last message."""
+    hub, port = hub_of(start, hub_kind)
+    leaf = await upgrade(port, path="/leafnode")
+    connect = {"version": "2.9.10", "headers": True, "name": "hand"}
+    await leaf.say(f"CONNECT {json.dumps(connect)}\r\nLS+ out\r\nPING\r\n".encode())
+    await until_said(leaf, b"PONG\r\n")
+    client = await net.client(hub)
+    await client.send(b"PUB out 20000\r\n%b\r\n" % (b"y" * 20_000) * 1000)  # more than the kernel takes
+    await client.flush()
+    await leaf.send(frame(CLOSE, (1000).to_bytes(2, "big")))
+    assert (await leaf.rest()).count(b"y" * 20_000) == 1000
+    assert leaf.closed is not None
+    leaf.close()
+
+
 async def test_a_user_may_be_for_leaf_nodes_by_websocket_alone(hub: Broker, net: Net) -> None:
     for user, answer in (("here", b"LS+"), ("tcp", b"-ERR 'Authorization Violation'")):
         leaf = await by_hand(hub, {"user": user, "pass": "p"})

@@ -361,6 +361,25 @@ def test_another_server_that_says_nothing_more_is_sent_what_waits_for_it(
     assert not bench.reactor.sockets()
 
 
+def test_so_many_servers_that_say_nothing_more_are_sent_what_waits_for_them(
+    bench: Bench, serves: Callable[..., Server]
+) -> None:
+    """One that connects, says so, and hardly reads, again and again, has not any number of full buffers."""
+    served = []
+    for _ in range(40):
+        served.append(serves(is_route=False, waiting=1 << 19))
+        served[-1].there.shutdown(socket.SHUT_WR)
+        bench.reactor.turn()
+    bench.sweep_until(lambda: all(one.closed for one in served))
+    assert len(bench.reactor.sockets()) == bench.reactor.n_emptying == 31
+    served[0].there.close()
+    bench.sweep_until(lambda: bench.reactor.n_emptying == 30)
+    last = serves(is_route=False, waiting=1 << 19)
+    last.there.shutdown(socket.SHUT_WR)
+    bench.sweep_until(lambda: bool(last.closed))
+    assert len(bench.reactor.sockets()) == bench.reactor.n_emptying == 31
+
+
 @pytest.mark.parametrize("is_gone", [True, False])
 def test_another_server_that_does_not_read_it_is_closed_after_its_write_deadline(
     bench: Bench, serves: Callable[..., Server], is_gone: bool
