@@ -198,7 +198,7 @@ cdef class Moves:
     cdef readonly uint64_t n_slices   # how often something was done in go_on()
     cdef dict marks             # (old, id) → Mark
     cdef dict over              # old → highest id of its moves that it has said are over
-    cdef dict gone              # (old, id) → cids that do not come and are not here, or not yet, until the move is over
+    cdef readonly dict gone     # (old, id) → cids that do not come and are not here, or not yet, until the move is over
     cdef dict publishers        # cid of a client that comes → {number of a message: its publisher, who wants no echo}
     cdef list waiting_links     # links that join when no move is in a phase that they would disturb
     cdef uint64_t held_back     # links to which go_on() has appended what is not sent yet

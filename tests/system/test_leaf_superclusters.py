@@ -93,7 +93,11 @@ async def test_only_an_answer_to_a_request_from_another_cluster_goes_there(start
     await leaf.until(b"PONG\r\n")
     denied = "-ERR 'Permissions Violation for Publish to \"_GR_.c.s.%s\"'\r\n"
     await client.talk("PUB _GR_.c.s.inbox.1 0\r\n\r\n", expect_last=denied % "inbox.1")
-    leaf.say("LS+ _GR_.>\r\nLS+ mark\r\nLMSG svc _GR_.c.s.inbox.1 2\r\nhi\r\n")
+    leaf.say("LS+ _GR_.>\r\nLS+ mark\r\nPING\r\n")
+    await leaf.until(b"PONG\r\n")
+    await client.talk("PUB _GR_.c.s.inbox.0 0\r\n\r\nPUB mark 0\r\n\r\nPING\r\n", expect_last="PONG\r\n")
+    assert b"inbox.0" not in await leaf.until(b"LMSG mark 0\r\n")
+    leaf.say("LMSG svc _GR_.c.s.inbox.1 2\r\nhi\r\n")
     (request,) = await client.messages(1, 20)
     assert (request.reply, request.payload) == ("_GR_.c.s.inbox.1", b"hi")
     await client.talk("PUB _GR_.c.s.other 0\r\n\r\n", expect_last=denied % "other")
