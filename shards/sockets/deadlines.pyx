@@ -137,7 +137,10 @@ cdef class Deadlines:
                 socket.close_if_heard()
             return 0
         if socket.is_emptying:
-            if not isinstance(socket.peer, ServerLink) or self.is_server_late(socket, now_us):
+            if not isinstance(socket.peer, ServerLink):
+                socket.close()
+            elif self.is_server_late(socket, now_us):
+                self.reactor.slow_consumers += 1
                 socket.close()
             return 0
         if socket.is_opening:

@@ -65,6 +65,7 @@ cdef class LayeredSocket(Socket):
     cdef int give_way(self) except -1
     cdef int end_if_over(self) except -1
     cdef int say_end(self, int reason) except -1
+    cdef void say_last(self, int reason) noexcept
     cdef int feed(self, object payload) except -1
     cdef int become_open(self) except -1
     cdef int ask_for_upgrade(self) except -1

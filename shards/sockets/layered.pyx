@@ -869,7 +869,16 @@ cdef class LayeredSocket(Socket):
     cdef bint has_unsent(self) noexcept:
         return self.unsent is not None or Socket.has_unsent(self)
 
+    cdef int close_if_empty(self) except -1:
+        if not self.has_said_end and not (self.peer.out.is_blocked and self.has_unsent()):
+            self.say_last(self.peer.out.close_reason)   # (there may be no room for that, either)
+        return Socket.close_if_empty(self)
+
     cdef void part(self, int reason) noexcept:
+        self.say_last(reason)
+        self.drop()
+
+    cdef void say_last(self, int reason) noexcept:
         """Send close frame and close_notify, if the socket still takes them."""
         try:
             if reason not in (CLOSE_WRITE_ERROR, CLOSE_READ_ERROR, CLOSE_SLOW_CONSUMER_PENDING_BYTES,
@@ -877,7 +886,6 @@ cdef class LayeredSocket(Socket):
                 self.say_end(reason)
         except Exception as error:
             self.owner.on_wire_error(str(error))
-        self.drop()
 
     cdef void drop(self) noexcept:
         self.is_opening = False

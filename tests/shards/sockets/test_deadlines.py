@@ -393,6 +393,7 @@ def test_another_server_that_does_not_read_it_is_closed_after_its_write_deadline
         server.there.close()
     bench.sweep_until(lambda: not bench.reactor.sockets())
     assert server.closed == [CloseReason.CLIENT_CLOSED]
+    assert bench.reactor.slow_consumers == int(not is_gone)
 
 
 def stays(bench: Bench, server: Server, read: Callable[[], None]) -> bool | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import socket
 import ssl
@@ -803,3 +804,20 @@ def test_who_has_sent_a_bad_record_and_is_held_takes_nothing_more_and_does_not_m
     bench.reactor.finish()
     assert session.connection.in_msgs == 1 + COUNT
     assert keeper.reasons == [CloseReason.READ_ERROR] and keeper.errors == ["wrong record"]
+
+
+def test_the_last_word_to_a_server_that_reads_what_waits_for_it_is_not_lost(bench: Bench) -> None:
+    """The kernel, which has just taken the last of that, may have no room for a close frame."""
+    bench.expects_close = True
+    for more in range(0, 1 << 18, 1 << 14):
+        link = bench.dial_server(LastWords())
+        ours = bench.reach_by_websocket(link)
+        link.send(os.urandom((1 << 20) + more))
+        ours.sendall(frame(CLOSE, (1000).to_bytes(2, "big")))
+        bench.reactor.turn()
+        assert bench.reactor.n_emptying == 1
+        last = b""
+        while data := ours.recv(1 << 14, socket.MSG_DONTWAIT):
+            last = (last + data)[-4:]
+            bench.reactor.turn()
+        assert last == b"\x88\x02\x03\xe8", more
