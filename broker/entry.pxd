@@ -170,9 +170,6 @@ ctypedef struct Draft:
     uint32_t n_choices
     uint32_t n_weights
     size_t text_size
-    size_t prefix_bytes      # of those who see the subject as it is, where each has its own
-    size_t longest_sid       # of theirs
-    bint shares_prefix       # they have one
     bint has_shadows
 
 

@@ -20,6 +20,7 @@ cdef enum:
     # is sent: 100,000 members of a queue group had 400 MB of them for each subject of 4 KB, for one delivery.
     MOST_PREFIX_BYTES = 262144
     LONG_SUBJECT_BYTES = 128
+    MOST_KINDS = 16   # of subjects that subscribers of other accounts see, for which this is so
 
 # Drafts made so far, by all sublists: a client is among the subscribers of other accounts too (OutBuf.match).
 cdef uint64_t last_match = 0
@@ -44,6 +45,18 @@ ctypedef struct Grant:
     bint is_granted
 
 cdef Grant last_grant
+
+# Subscriptions of one draft that see the same subject.
+ctypedef struct Kind:
+    void *renaming        # of their Shadows; NULL: they see it as it is
+    size_t shown_size     # of that subject
+    size_t prefix_bytes   # of all, where each has its own
+    size_t longest_sid
+    bint is_shared        # they have one prefix, …
+    uint32_t prefix_at    # … there; 0: it is not written yet
+
+cdef Kind kinds[MOST_KINDS]   # the first: those who see it as it is
+cdef int n_kinds = 1
 
 
 cdef void ask_for_grant(const Sub *sub) noexcept:
@@ -119,22 +132,49 @@ cdef inline bint shares_prefix(size_t prefix_bytes, size_t subject_size) noexcep
     return unlikely(prefix_bytes > <size_t>MOST_PREFIX_BYTES) and subject_size >= <size_t>LONG_SUBJECT_BYTES
 
 
+cdef inline Kind *kind_of(const Sub *sub) noexcept:
+    """NULL: it has not been met, or is beyond the last one."""
+    cdef int i
+    if likely(not is_renamed(sub)):
+        return &kinds[0]
+    for i in range(1, n_kinds):
+        if kinds[i].renaming == (<const Shadow *>sub).renaming:
+            return &kinds[i]
+    return NULL
+
+
+cdef Kind *new_kind(void *renaming, size_t shown_size) noexcept:
+    """NULL: there is no room for it."""
+    global n_kinds
+    if n_kinds == MOST_KINDS:
+        return NULL
+    memset(&kinds[n_kinds], 0, sizeof(Kind))
+    kinds[n_kinds].renaming = renaming
+    kinds[n_kinds].shown_size = shown_size
+    n_kinds += 1
+    return &kinds[n_kinds - 1]
+
+
 cdef inline uint32_t measure_subs(Draft *draft, const Sub *sub) noexcept:
     """How many of these subscribers may have the message; adds up the room that their prefixes take."""
     cdef uint32_t n = 0
     cdef Py_ssize_t shown
-    cdef size_t size
+    cdef size_t sid_size
+    cdef Kind *kind
     while sub != NULL:
         draft.n_looked_at += 1
         shown = shown_size(sub, draft.subject, draft.size)
         if shown >= 0:
             n += 1
-            size = sid_of(sub).key.size
-            if is_renamed(sub):
-                draft.text_size += 6 + shown + size
+            sid_size = sid_of(sub).key.size
+            kind = kind_of(sub)
+            if unlikely(kind == NULL):
+                kind = new_kind((<const Shadow *>sub).renaming, shown)
+            if unlikely(kind == NULL):
+                draft.text_size += 6 + shown + sid_size
             else:
-                draft.prefix_bytes += 6 + shown + size
-                draft.longest_sid = max(draft.longest_sid, size)
+                kind.prefix_bytes += 6 + shown + sid_size
+                kind.longest_sid = max(kind.longest_sid, sid_size)
             draft.has_shadows = draft.has_shadows or sub.key.kind == SUB_SHADOW
         sub = sub.next
     return n
@@ -156,9 +196,12 @@ cdef inline void measure(Draft *draft) noexcept:
     cdef Node *node
     cdef QueueGroup *group
     cdef uint32_t i
-    global last_match
+    cdef int kind
+    global last_match, n_kinds
     last_match += 1
     draft.match = last_match
+    n_kinds = 0
+    new_kind(NULL, draft.size)
     draft.text_size = draft.size + 5 + draft.account_size + 1 + draft.size
     for i in range(draft.n_found):
         node = draft.found[i]
@@ -177,8 +220,10 @@ cdef inline void measure(Draft *draft) noexcept:
             group.n_admitted = measure_subs(draft, group.members)
             draft.n_local += group.n_admitted
             group = group.next
-    draft.shares_prefix = shares_prefix(draft.prefix_bytes, draft.size)
-    draft.text_size += 6 + draft.size + draft.longest_sid if draft.shares_prefix else draft.prefix_bytes
+    for kind in range(n_kinds):
+        kinds[kind].is_shared = shares_prefix(kinds[kind].prefix_bytes, kinds[kind].shown_size)
+        draft.text_size += 6 + kinds[kind].shown_size + kinds[kind].longest_sid if kinds[kind].is_shared \
+            else kinds[kind].prefix_bytes
 
 
 cdef inline void begin_extras(const Draft *draft, Entry *entry, size_t extras_at, size_t size) noexcept:
@@ -275,43 +320,46 @@ cdef inline size_t begin_prefix(uint8_t *to, const uint8_t *subject, size_t size
     return 6 + size
 
 
-cdef inline uint32_t fill_target(Entry *entry, uint32_t i, Sub *sub, uint32_t shared_at, uint32_t at) noexcept:
-    """Writes target i, and its prefix at text[at:] if it has one of its own (`shared_at`: where the others' is; 0: none
-    is shared); returns where the next text goes."""
+cdef inline uint32_t fill_target(Entry *entry, uint32_t i, Sub *sub, uint32_t at) noexcept:
+    """Writes target i, and its prefix at text[at:] unless it shares one; returns where the next text goes."""
     cdef uint8_t *to = entry.text + at
     cdef Target *target = &entry.targets[i]
     cdef const Shadow *shadow = <const Shadow *>sub
-    cdef bint is_other = is_renamed(sub)
-    cdef size_t size
+    cdef Kind *kind = kind_of(sub)
+    cdef bint is_shared = unlikely(kind != NULL and kind.is_shared), is_other = is_renamed(sub)
+    cdef size_t size = 0
     if unlikely(sub.key.kind == SUB_SHADOW):
         extras_of(entry).foreign[i] = True
         sub = shadow.parent
     target.sub = sub
     target.out = sub.out
-    if unlikely(shared_at != 0) and not is_other:
-        target.prefix_at = shared_at
-        target.prefix_size = (6 + entry.subject_size) | SHARED_PREFIX
+    if not is_shared or kind.prefix_at == 0:
+        if likely(not is_other):
+            size = begin_prefix(to, entry.text, entry.subject_size)
+        else:
+            memcpy(to, b'HMSG ', 5)
+            size = 6 + (<Transform>shadow.renaming).apply(entry.text, entry.subject_size, to + 5)
+            to[size - 1] = c' '
+    if is_shared:
+        if kind.prefix_at == 0:
+            kind.prefix_at = at
+            at += <uint32_t>(size + kind.longest_sid)
+        target.prefix_at = kind.prefix_at
+        target.prefix_size = <uint32_t>(6 + kind.shown_size) | SHARED_PREFIX
         return at
-    if likely(not is_other):
-        size = begin_prefix(to, entry.text, entry.subject_size)
-    else:
-        memcpy(to, b'HMSG ', 5)
-        size = 6 + (<Transform>shadow.renaming).apply(entry.text, entry.subject_size, to + 5)
-        to[size - 1] = c' '
     target.prefix_at = at
     target.prefix_size = <uint32_t>put_sid(to, size, sub)
     return at + target.prefix_size
 
 
-cdef inline uint32_t fill_choice(const Draft *draft, Entry *entry, const QueueGroup *group, uint32_t shared_at,
-                                 uint32_t at) noexcept:
+cdef inline uint32_t fill_choice(const Draft *draft, Entry *entry, const QueueGroup *group, uint32_t at) noexcept:
     """One node's part of a queue group: members here, and how many siblings have."""
     cdef Choice *choice = &entry.choices[group.name.choice]
     cdef Sub *sub = group.members
     cdef uint32_t i, members
     while sub != NULL:
         if shown_size(sub, draft.subject, draft.size) >= 0:
-            at = fill_target(entry, choice.first + choice.n_local, sub, shared_at, at)
+            at = fill_target(entry, choice.first + choice.n_local, sub, at)
             choice.n_local += 1
             if likely(not sub.out.is_shut):
                 choice.n_own += 1
@@ -359,17 +407,14 @@ cdef inline void fill(const Draft *draft, Entry *entry) noexcept:
     cdef const Node *node
     cdef const QueueGroup *group
     cdef Sub *sub
-    cdef uint32_t i, n = 0, at = fill_head(draft, entry), shared_at = 0
-    if unlikely(draft.shares_prefix):
-        shared_at = at
-        at += <uint32_t>(begin_prefix(entry.text + at, entry.text, draft.size) + draft.longest_sid)
+    cdef uint32_t i, n = 0, at = fill_head(draft, entry)
     for i in range(draft.n_found):
         node = draft.found[i]
         entry.remote |= node.remote & ~draft.gone
         sub = node.subs
         while sub != NULL:
             if shown_size(sub, draft.subject, draft.size) >= 0:
-                at = fill_target(entry, n, sub, shared_at, at)
+                at = fill_target(entry, n, sub, at)
                 if sub.out.match == draft.match:
                     entry.is_doubled = True
                 sub.out.match = draft.match
@@ -378,7 +423,7 @@ cdef inline void fill(const Draft *draft, Entry *entry) noexcept:
         group = node.groups
         while group != NULL:
             if not is_gone(draft, group):
-                at = fill_choice(draft, entry, group, shared_at, at)
+                at = fill_choice(draft, entry, group, at)
             group = group.next
     for i in range(entry.n_choices):
         if unlikely(entry.choices[i].n_first != entry.choices[i].n_remote):

@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gnatswarm.broker.limits import Limits
+from gnatswarm.broker.rules import StreamImport
 from tests.support.engine import NO_RESPONDERS, QUIET, WITH_HEADERS, Engine, EngineClient, frames
+from tests.support.mesh import Mesh, of_account
 from tests.support.model import Model
 
 HEADER = b"NATS/1.0\r\nA: b\r\n\r\n"
@@ -149,6 +151,31 @@ def test_a_message_to_one_of_many_members_costs_no_copy_of_its_subject_for_each(
     publisher.feed(b"PUB %s 0\r\n\r\n" % LONG_SUBJECT)
     assert len(frames(member.take())) == 1
     assert engine.probe.sublist.cache_bytes < 100 * 5000  # the subjects alone would be 10 MB
+
+
+def test_who_hears_a_long_stream_of_another_account_on_other_subjects_has_one_copy_of_each():
+    """Of two imports by turns, plainly and as members of a group, beside one of the exporter's own."""
+    mesh = Mesh(1, connect=QUIET)
+    accounts = mesh.engines[0].probe.mesh
+    assert accounts is not None
+    exporter, importer = accounts.account(b"E"), accounts.account(b"I")
+    importer.streams = [StreamImport(exporter, b"long.>", to) for to in (b"one.long.>", b"other.import.>")]
+    publisher = of_account(mesh, 0, b"E", b"SUB > own\r\n")
+    lines = [b"SUB one.> one-%s\r\nSUB other.> other-%s\r\nSUB other.> q q-%s\r\n" % (sid, sid, sid) for sid in MANY]
+    member = of_account(mesh, 0, b"I", b"".join(lines))
+    publisher.feed(b"PUB %s 1\r\nx\r\n" % LONG_SUBJECT)
+    mesh.finish()
+    got = frames(member.take())
+    rest = LONG_SUBJECT.removeprefix(b"long.")
+    for prefix, subject in ((b"one-", b"one.long." + rest), (b"other-", b"other.import." + rest)):
+        mine = [frame for frame in got if frame.sid.startswith(prefix)]
+        assert {frame.subject for frame in mine} == {subject}
+        assert sorted(frame.sid for frame in mine) == sorted(prefix + sid for sid in MANY)
+    assert [frame.subject for frame in got if frame.sid.startswith(b"q-")] == [b"other.import." + rest]
+    assert len(got) == 2 * len(MANY) + 1
+    assert publisher.take() == b"MSG %s own 1\r\nx\r\n" % LONG_SUBJECT
+    assert exporter.cache_bytes < 100 * 3 * len(MANY)  # the subjects alone would be 2.4 MB
+    mesh.close()
 
 
 def test_of_many_subscriptions_for_its_reply_a_requestor_hears_503_on_one_of_its_own(engine):
