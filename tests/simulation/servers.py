@@ -183,6 +183,10 @@ class DoorSession:
         self._door.ends_at = self._door.socket.queued
         return True
 
+    def fall_silent(self, _why: str) -> None:
+        """Not even a PONG is sent any more."""
+        self.link.fall_silent()
+
     def close(self, _why: str) -> None:
         """The gateway reads no more either."""
         raise AssertionError("what the server has sent could have been read")
