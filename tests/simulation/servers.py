@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections import Counter
 from random import Random
-from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from gnatswarm.broker.errors import CloseReason
@@ -132,8 +131,7 @@ class Gateway:
         def sessions() -> list[DoorSession]:
             return [door.session for door in servers.doors if door.gateway is self and door.is_open]
 
-        reactor = SimpleNamespace(finish=self.process.probe.finish, n_emptying=0)  # (doors do not half-close)
-        leaving = Leaving(self.process.loop, reactor, self.exchange, sessions, on_done)  # type: ignore[arg-type]
+        leaving = Leaving(self.process.loop, self.process.probe, self.exchange, sessions, on_done)  # type: ignore[arg-type]
         leaving.begin(within_s)
 
     def _rest(self, link: Resting) -> None:
@@ -186,7 +184,7 @@ class DoorSession:
         return True
 
     def fall_silent(self, _why: str) -> None:
-        """The gateway sends nothing more, not even PONGs."""
+        """Not even a PONG is sent any more."""
         self.link.fall_silent()
 
     def close(self, _why: str) -> None:
