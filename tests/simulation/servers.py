@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from random import Random
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from gnatswarm.broker.errors import CloseReason
@@ -131,7 +132,8 @@ class Gateway:
         def sessions() -> list[DoorSession]:
             return [door.session for door in servers.doors if door.gateway is self and door.is_open]
 
-        leaving = Leaving(self.process.loop, self.process.probe, self.exchange, sessions, on_done)  # type: ignore[arg-type]
+        reactor = SimpleNamespace(finish=self.process.probe.finish, n_emptying=0)  # (doors do not half-close)
+        leaving = Leaving(self.process.loop, reactor, self.exchange, sessions, on_done)  # type: ignore[arg-type]
         leaving.begin(within_s)
 
     def _rest(self, link: Resting) -> None:
@@ -184,7 +186,7 @@ class DoorSession:
         return True
 
     def fall_silent(self, _why: str) -> None:
-        """Not even a PONG is sent any more."""
+        """The gateway sends nothing more, not even PONGs."""
         self.link.fall_silent()
 
     def close(self, _why: str) -> None:
