@@ -85,3 +85,7 @@ class DialledFrames(Frames):
         if self._protocol.extensions and len(data) > LEAST_COMPRESSED_BYTES:
             extensions = list(self._protocol.extensions)
         return Frame(Opcode.BINARY, data).serialize(mask=self._masks, extensions=extensions)
+
+    def plain_frame(self, data: bytes) -> bytes:
+        """The same, and never compressed."""
+        return Frame(Opcode.BINARY, data).serialize(mask=self._masks)

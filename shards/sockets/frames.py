@@ -371,6 +371,10 @@ class Frames:
             extensions = list(self._protocol.extensions)
         return Frame(Opcode.BINARY, data).serialize(mask=False, extensions=extensions)
 
+    def plain_frame(self, data: bytes) -> bytes:
+        """The same, and never compressed."""
+        return Frame(Opcode.BINARY, data).serialize(mask=False)
+
     def farewell(self, reason: int) -> bytes:
         """A close frame for a CloseReason, or the answer to the other end's; b"" when one was sent already."""
         if self._protocol.state is not OPEN:
