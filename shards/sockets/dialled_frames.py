@@ -19,14 +19,12 @@ from websockets.uri import parse_uri
 from gnatswarm.broker.errors import CloseReason
 from gnatswarm.shards.sockets.frames import (
     COMPRESSION_LEVEL,
-    LEAST_COMPRESSED_BYTES,
     NO_MASKING,
     Frames,
     silent,
 )
 
 if TYPE_CHECKING:
-    from websockets.extensions import Extension
     from websockets.protocol import Event
 
 
@@ -80,10 +78,8 @@ class DialledFrames(Frames):
         return events[1:]
 
     def frame(self, data: bytes) -> bytes:
-        """A piece of our NATS stream as a WebSocket message."""
-        extensions: list[Extension] | None = None
-        if self._protocol.extensions and len(data) > LEAST_COMPRESSED_BYTES:
-            extensions = list(self._protocol.extensions)
+        """A piece of our NATS stream as a WebSocket message, compressed where compresses() says so."""
+        extensions = list(self._protocol.extensions) if self.compresses(len(data)) else None
         return Frame(Opcode.BINARY, data).serialize(mask=self._masks, extensions=extensions)
 
     def plain_frame(self, data: bytes) -> bytes:

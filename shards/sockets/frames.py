@@ -30,7 +30,7 @@ from gnatswarm.shards.sockets.cookies import credentials_of
 from gnatswarm.shards.sockets.frozen_socket import FrozenDeflate, FrozenFrames
 
 if TYPE_CHECKING:
-    from websockets.extensions import Extension, ServerExtensionFactory
+    from websockets.extensions import ServerExtensionFactory
     from websockets.protocol import Event
     from websockets.typing import BytesLike
 
@@ -364,11 +364,13 @@ class Frames:
         """Bytes to send to the client: the response to the upgrade, pongs, a close frame."""
         return b"".join(self._protocol.data_to_send())
 
+    def compresses(self, size: int) -> bool:
+        """Whether so many bytes are worth it, and the other end has agreed."""
+        return bool(self._protocol.extensions) and size > LEAST_COMPRESSED_BYTES
+
     def frame(self, data: bytes) -> bytes:
-        """A piece of the server's NATS stream as a WebSocket message."""
-        extensions: list[Extension] | None = None
-        if self._protocol.extensions and len(data) > LEAST_COMPRESSED_BYTES:
-            extensions = list(self._protocol.extensions)
+        """A piece of the server's NATS stream as a WebSocket message, compressed where compresses() says so."""
+        extensions = list(self._protocol.extensions) if self.compresses(len(data)) else None
         return Frame(Opcode.BINARY, data).serialize(mask=False, extensions=extensions)
 
     def plain_frame(self, data: bytes) -> bytes:
