@@ -30,7 +30,7 @@ from gnatswarm.broker.table cimport (
 from gnatswarm.broker.fanout cimport MOST_DELIVERED, ORIGIN_CLIENT, Outcome, add_outcome, fits_line, no_outcome
 from gnatswarm.broker.shadows cimport Shadows
 from gnatswarm.broker.sublist cimport MOST_MATCHING, count_steps, match_steps
-from gnatswarm.broker.entry cimport extras_of, prefix_of
+from gnatswarm.broker.entry cimport extras_of, prefix_size_of
 from gnatswarm.broker.talk cimport (
     MOST_TALK_BYTES, heard_rows, said_rows, talk_clear, talk_free, talk_hear, talk_new, talk_settle, talk_turn)
 from gnatswarm.broker.traced cimport asks_for_trace, give_traced, untraced
@@ -857,7 +857,6 @@ cdef class ClientConnection(Peer):
     cdef bint tell_no_responders(self, Token asked, Token reply) noexcept:
         cdef bytes subject, told   # copied: looking for the reply's entry may free it
         cdef const uint8_t *prefix
-        cdef size_t prefix_size = 0
         cdef Entry *entry
         cdef uint32_t i
         if self.names_subject:
@@ -869,8 +868,8 @@ cdef class ClientConnection(Peer):
         note_matching(self)
         for i in range(entry.n_plain):   # a member of a queue group is not told, as on nats-server
             if entry.targets[i].out == &self.out:
-                prefix = prefix_of(entry, &entry.targets[i], &prefix_size)
-                out_append(&self.out, prefix, prefix_size)
+                prefix = entry.text + entry.targets[i].prefix_at
+                out_append(&self.out, prefix, prefix_size_of(entry, &entry.targets[i]))
                 if self.names_subject:
                     told = b' %d %d\r\nNATS/1.0 503\r\nNats-Subject: %b\r\n\r\n\r\n' % (
                         32 + len(subject), 32 + len(subject), subject)

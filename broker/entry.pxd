@@ -26,7 +26,7 @@ ctypedef struct Target:
     Sub *sub
     OutBuf *out
     uint32_t prefix_at
-    uint32_t prefix_size     # with SHARED_PREFIX: of what stands in front of the sid: see prefix_of()
+    uint32_t prefix_size     # with SHARED_PREFIX: of what stands in front of the sid: see prefix_size_of()
 
 # One queue group in a match result: targets[first:][:n_local] here, and weights[first_remote:][:n_remote] elsewhere.
 ctypedef struct Choice:
@@ -111,12 +111,15 @@ cdef inline size_t put_sid(uint8_t *prefix, size_t size, const Sub *sub) noexcep
     return size + sub.key.size
 
 
-# "HMSG <subject> <sid>" of a target, of `size` bytes. VALID UNTIL THE NEXT CALL for this entry.
-cdef inline const uint8_t *prefix_of(Entry *entry, const Target *target, size_t *size) noexcept nogil:
-    size[0] = target.prefix_size
+# Puts a target's sid into its shared prefix, and returns that one's size. (Not inline: what sends messages has to be.)
+cdef size_t name_sid(Entry *entry, const Target *target) noexcept nogil
+
+
+# The size of a target's "HMSG <subject> <sid>", which is at text[prefix_at:] UNTIL THE NEXT CALL for this entry.
+cdef inline size_t prefix_size_of(Entry *entry, const Target *target) noexcept nogil:
     if unlikely(target.prefix_size & SHARED_PREFIX):
-        size[0] = put_sid(entry.text + target.prefix_at, target.prefix_size ^ SHARED_PREFIX, target.sub)
-    return entry.text + target.prefix_at
+        return name_sid(entry, target)
+    return target.prefix_size
 
 
 cdef enum:

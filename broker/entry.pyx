@@ -115,6 +115,10 @@ cdef Py_ssize_t renamed_size(const Sub *shadow, const uint8_t *subject, size_t s
     return <Py_ssize_t>size if is_admitted(shadow, scratch, size) else -1
 
 
+cdef size_t name_sid(Entry *entry, const Target *target) noexcept nogil:
+    return put_sid(entry.text + target.prefix_at, target.prefix_size ^ SHARED_PREFIX, target.sub)
+
+
 cdef inline bint is_renamed(const Sub *sub) noexcept:
     """Does its client see another subject?"""
     return unlikely(sub.key.kind == SUB_SHADOW) and (<const Shadow *>sub).renaming != NULL

@@ -13,7 +13,7 @@ from gnatswarm.broker.outbuf cimport (
     BLOB_BYTES, blob_new, blob_release, out_append, out_append_blob, out_mark_dirty, out_reserve, out_send_run,
     outbox_new, outbox_release)
 from gnatswarm.broker.peer cimport Peer
-from gnatswarm.broker.entry cimport choice_named, is_foreign, prefix_of
+from gnatswarm.broker.entry cimport choice_named, is_foreign, prefix_size_of
 from gnatswarm.broker.interest cimport GATEWAY_NUMBER, NO_MAX
 from gnatswarm.broker.sublist cimport width_bucket
 from gnatswarm.broker.word cimport SLACK, copy_run, decimal, likely, unlikely
@@ -266,8 +266,8 @@ cdef class Fanout:
     cdef inline uint32_t send_target(self, Entry *entry, Target *target, Publish *publish) noexcept:
         """The run to one subscription; fewer where its max is reached, or the peer is closing or over its limit."""
         cdef OutBuf *out = target.out
-        cdef size_t prefix_size = 0
-        cdef const uint8_t *prefix = prefix_of(entry, target, &prefix_size)
+        cdef const uint8_t *prefix = entry.text + target.prefix_at
+        cdef size_t prefix_size = prefix_size_of(entry, target)
         cdef uint32_t n = publish.count
         cdef Sub *sub = target.sub
         if unlikely(sub.max_msgs != 0):

@@ -7,7 +7,7 @@ from gnatswarm.broker.interest cimport (
     MOST_SHARDS, DroppingCursor, Interest, InterestSink, QueueName, Sub, TellingCursor)
 from gnatswarm.broker.outbuf cimport OutBuf, Outbox, out_init, out_release, outbox_new, outbox_release
 from gnatswarm.broker.subject cimport SUBJECT_BAD, subject_kind
-from gnatswarm.broker.entry cimport Choice, Entry, prefix_of
+from gnatswarm.broker.entry cimport Choice, Entry, prefix_size_of
 from gnatswarm.broker.sublist cimport (
     CACHE_WAYS, MOST_CACHE_BYTES, MOST_CACHE_SETS, MOST_CACHES_BYTES, TRIMMED_CACHES_BYTES, Sublist, caches_bytes)
 from gnatswarm.broker.table cimport MOST_SPREAD, Table, spread_at, spread_table
@@ -122,7 +122,6 @@ cdef class SublistProbe:
         cdef Entry *entry = self.sublist.find(s, len(subject), hash_bytes(s, len(subject), self.sublist.seed))
         cdef Choice *choice
         cdef const uint8_t *prefix
-        cdef size_t prefix_size = 0
         cdef uint32_t i, j
         if entry == NULL:
             raise MemoryError
@@ -131,8 +130,8 @@ cdef class SublistProbe:
             sid = (<uint8_t *>entry.targets[i].sub + sizeof(Sub))[:entry.targets[i].sub.key.size]
             sids.append(int(sid))
             expected = b"HMSG %s %s" % (subject, sid)
-            prefix = prefix_of(entry, &entry.targets[i], &prefix_size)
-            if prefix[:prefix_size] != expected:
+            prefix = entry.text + entry.targets[i].prefix_at
+            if prefix[:prefix_size_of(entry, &entry.targets[i])] != expected:
                 raise AssertionError(expected)
         queues = {}
         for i in range(entry.n_choices):
