@@ -318,6 +318,7 @@ class Worker:
         path = os.path.join(boot.link_dir, f"{boot.shard}.{boot.boot_id}.sock")
         self._shard = self._new_shard(boot, page, headroom)
         self._shard.system.reserved = reserve.opened
+        self._shard.reactor.on_long_flush = lambda: self._channel.answer_pings()  # (a new router has another one)
         if boot.is_gateway:
             self._gateway = self._new_gateway(boot, page)
         elif boot.cluster is not None:

@@ -574,6 +574,26 @@ class Channel:
         if not self._is_closed:
             self._shut()
 
+    def answer_pings(self) -> None:
+        """From within work that takes long: answer each Ping that has come at once. All else waits for the loop."""
+        if self._is_closed:
+            return
+        try:
+            data = self._sock.recv(READ_BYTES)
+        except OSError:  # nothing has come, or the loop will see it
+            return
+        try:
+            messages = self._framer.feed(data)
+        except ControlError as error:
+            self._loop.call_soon(self._finish, error)
+            return
+        for message in messages:
+            if isinstance(message, Ping):
+                self.send(Pong(message.seq))
+            else:
+                self._received.append(message)
+        self._loop.call_soon(self._on_event)
+
     def read_to_end(self) -> None:
         """The other end is dead: deliver the last messages it sent, then call on_closed."""
         while not self._is_closed and self._on_readable():

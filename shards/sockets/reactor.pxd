@@ -112,6 +112,10 @@ cdef class Reactor:
     cdef Socket newest                 # the one that was opened last, until its listener has read it
     # Owners of client sockets are shown all bytes: on_bytes_in, on_bytes_out. Public, because a reload changes it.
     cdef public bint is_tracing
+    # Python: called while the output of a round takes long to send, each ALIVE_US; None: nobody waits for that.
+    cdef public object on_long_flush
+    cdef uint32_t n_flushed
+    cdef uint64_t alive_us             # when it was called last
     cdef PageCounters counters         # None: there is no page
     cdef readonly uint64_t rounds
     cdef readonly uint64_t stalls
@@ -138,6 +142,7 @@ cdef class Reactor:
     cdef void forget(self, Source source) noexcept
     cdef int attend(self) except -1
     cdef void flush_dirty(self) noexcept
+    cdef void look_how_long(self) noexcept
     cdef int finish_round(self) except -1
     # Around callbacks outside a round. False: they are called within one, or from another of these.
     cdef bint begin_calls(self) noexcept

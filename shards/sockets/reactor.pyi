@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from typing import Protocol, final
 
 from gnatswarm.broker.connection import ClientConnection
@@ -39,6 +40,7 @@ class Socket(Source):
 @final
 class Reactor:
     is_tracing: bool
+    on_long_flush: Callable[[], None] | None
     def __init__(self, fanout: Fanout, counters: PageCounters | None = None, *, is_tracing: bool = False) -> None: ...
     @property
     def fanout(self) -> Fanout: ...

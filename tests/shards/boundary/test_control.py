@@ -317,6 +317,24 @@ async def test_what_came_behind_a_message_that_fails_is_delivered() -> None:
     assert await router.wait_closed() is None
 
 
+async def test_pings_are_answered_within_work_that_takes_long_and_all_else_waits_in_order() -> None:
+    router, shard = ends()
+    messages = [control.LinkedShards([]), control.Ping(1), control.Stop(), control.Ping(2), control.ListenAnew()]
+    for message in messages:
+        router.channel.send(message)
+    shard.channel.answer_pings()
+    assert shard.got == []
+    await router.wait_got(2)
+    assert router.got == [control.Pong(1), control.Pong(2)]
+    await shard.wait_got(3)
+    assert shard.got == [message for message in messages if not isinstance(message, control.Ping)]
+    shard.channel.answer_pings()  # nothing has come
+    router.channel.close()
+    shard.channel.answer_pings()
+    assert await shard.wait_closed() is None
+    shard.channel.answer_pings()
+
+
 async def test_closing_inside_a_message_delivers_no_other() -> None:
     left, right = socket.socketpair()
     got: list[ControlMessage] = []

@@ -51,9 +51,9 @@ RECORDS_AT_ONCE = 64
 ALERT, NONE = 0x15, 0x99  # types of records; there is no such one
 
 
-def work() -> None:
+def work(for_s: float = RATION_S * 1.05) -> None:
     """As long as the ration of a round, by its clock."""
-    until = time.monotonic() + RATION_S * 1.05
+    until = time.monotonic() + for_s
     while time.monotonic() < until:
         pass
 
@@ -486,6 +486,34 @@ def test_a_round_compresses_so_much_and_sends_the_rest_as_it_is(bench: Bench) ->
             with contextlib.suppress(BlockingIOError):
                 while client.recv(1 << 20, socket.MSG_DONTWAIT):
                     bench.reactor.turn()
+
+
+def test_who_waits_for_a_word_hears_it_while_a_round_sends_for_long(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The router would think the shard hung, and end it with all its clients."""
+    clients = [bench.connect_by_websocket(Session()) for _ in range(20)]
+    for client in clients:
+        client.sendall(frame(BINARY, b"SUB a 1\r\n"))
+    bench.reactor.turn()
+    plain = Frames.plain_frame
+    calls: list[int] = []
+    sent: list[None] = []
+
+    def slow(frames: Frames, data: bytes) -> bytes:
+        work(0.02)
+        sent.append(None)
+        return plain(frames, data)
+
+    bench.reactor.on_long_flush = lambda: calls.append(len(sent))
+    bench.plain.sendall(PUBLISH)
+    bench.reactor.turn()
+    assert calls == []
+    monkeypatch.setattr(Frames, "plain_frame", slow)
+    bench.plain.sendall(PUBLISH)
+    bench.reactor.turn()
+    assert calls
+    assert 0 < calls[0] < len(sent) == len(clients)
 
 
 NEW_KEY = record(b"\0" * 22)  # 27 bytes, as of TLS 1.3
