@@ -10,7 +10,7 @@ import signal
 
 import pytest
 
-from tests.support.leaves import Net, hub_port, know, payloads, subscribed
+from tests.support.leaves import CREATED, Net, hub_port, know, payloads, subscribed
 from tests.support.servers import Broker
 from tests.support.wire import Client
 from tests.system.test_leaf import Start, net, start
@@ -52,6 +52,17 @@ def leaf_config(hub: Broker, user: str = "b", account: str = "", accounts: str =
     return f'server_name: leaf\nleafnodes {{ reconnect: 1, remotes [ {{ url: "{url}"\n{account} }} ] }}\n{accounts}'
 
 
+def connected(start: Start, kind: str, hub: Broker, config: str) -> Broker:
+    """A leaf node of this hub, which knows it.
+
+    (One of 2.9 imported nothing for what was subscribed to in the moment in which it connected, once.)
+    """
+    leaf = start(kind, config)
+    leaf.log.wait_line(CREATED)
+    hub.log.wait_line(CREATED)
+    return leaf
+
+
 async def sent(client: Client, *subjects: str) -> None:
     await client.send("".join(f"PUB {subject} back {len(subject)}\r\n{subject}\r\n" for subject in subjects))
     await client.flush()
@@ -71,7 +82,7 @@ async def test_a_leaf_node_hears_the_streams_that_its_account_imports(
     start: Start, net: Net, kinds: tuple[str, str]
 ) -> None:
     hub = start(kinds[0], hub_config())
-    leaf = start(kinds[1], leaf_config(hub))
+    leaf = connected(start, kinds[1], hub, leaf_config(hub))
     exporter, other, importer = await net.client(hub, **A), await net.client(hub, **A), await net.client(hub, **B)
     at_leaf = await net.client(leaf)
     await subscribed(at_leaf, "str.orig.> 1", "str.*.one 2", "mine.> 3")
@@ -104,7 +115,7 @@ async def test_a_queue_group_of_a_leaf_node_gets_each_message_of_a_stream_once(
     start: Start, net: Net, kinds: tuple[str, str]
 ) -> None:
     hub = start(kinds[0], hub_config())
-    leaf = start(kinds[1], leaf_config(hub))
+    leaf = connected(start, kinds[1], hub, leaf_config(hub))
     exporter, importer = await net.client(hub, **A), await net.client(hub, **B)
     members = [await net.client(leaf) for _ in range(3)]
     for member in members:
@@ -127,7 +138,7 @@ async def test_the_hub_hears_the_streams_that_the_leaf_nodes_account_imports(
 ) -> None:
     """The accounts are the leaf node's; its account B is the hub's only one."""
     hub = start(kinds[0], "server_name: hub\nleafnodes { listen: '127.0.0.1:-1' }\n")
-    leaf = start(kinds[1], leaf_config(hub, "", "account: B", ACCOUNTS.replace("MORE", "")))
+    leaf = connected(start, kinds[1], hub, leaf_config(hub, "", "account: B", ACCOUNTS.replace("MORE", "")))
     exporter, importer, at_hub = await net.client(leaf, **A), await net.client(leaf, **B), await net.client(hub)
     await subscribed(at_hub, "str.> 1", "mine.x.y 2")
     await know(importer, at_hub)
