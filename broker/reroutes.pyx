@@ -28,7 +28,7 @@ from gnatswarm.broker import message_trace
 
 cdef bint read_sent(const uint8_t *at, const uint8_t *end, Sent *to) noexcept:
     cdef const uint8_t *line_end = <const uint8_t *>memchr(at, c"\n", end - at)
-    cdef const uint8_t *space = at
+    cdef const uint8_t *space
     cdef Token words[6]
     cdef int n = 0, sizes
     cdef int64_t size, header_size
@@ -36,11 +36,13 @@ cdef bint read_sent(const uint8_t *at, const uint8_t *end, Sent *to) noexcept:
         return False
     line_end -= 1   # to its CR
     to.at = at
-    while space != NULL and n < 6:
+    while n < 6:
         space = <const uint8_t *>memchr(at, c" ", line_end - at)
         words[n] = Token(at, (line_end if space == NULL else space) - at)
-        at = space + 1
         n += 1
+        if space == NULL:
+            break
+        at = space + 1
     sizes = 2 if to.at[0] == c"H" else 1
     if n < 3 + sizes:
         return False
