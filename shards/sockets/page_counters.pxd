@@ -10,12 +10,25 @@ from gnatswarm.broker.word cimport unlikely
 from gnatswarm.shards.boundary.page cimport PageHeader, ShardSlot
 
 
+# What a slot has counted. (Not a ShardSlot, whose fields have cache lines of their own: Python's objects are not aligned
+# so, and a compiler that relies on it may use instructions that fail.)
+ctypedef struct Counted:
+    uint64_t in_msgs
+    uint64_t in_bytes
+    uint64_t out_msgs
+    uint64_t out_bytes
+    uint64_t slow_consumers
+    uint64_t stalls
+    uint64_t link_in_msgs
+    uint64_t link_out_msgs
+
+
 @cython.final
 cdef class PageCounters:
     cdef object page                 # keeps `header` and `slot` valid
     cdef PageHeader *header
     cdef ShardSlot *slot
-    cdef ShardSlot before            # the slot as this shard's predecessor left it: counters continue from there
+    cdef Counted before              # by this shard's predecessor: counters continue from there
     cdef Fanout fanout
     cdef InterestSink interest
     cdef Exchange exchange           # of the gateway; None: this shard has clients

@@ -13,10 +13,12 @@ cdef class PageCounters:
     """Writes the slot of shard number `shard`; `interest` counts the subscriptions of all accounts."""
 
     def __cinit__(self, Page page not None, int shard, Fanout fanout not None, InterestSink interest not None):
+        cdef ShardSlot *slot
         self.page = page
         self.header = page.header
-        self.slot = page.slot(shard)
-        self.before = self.slot[0]
+        self.slot = slot = page.slot(shard)
+        self.before = Counted(slot.in_msgs, slot.in_bytes, slot.out_msgs, slot.out_bytes, slot.slow_consumers,
+                              slot.stalls, slot.link_in_msgs, slot.link_out_msgs)
         self.fanout = fanout
         self.interest = interest
 
