@@ -10,8 +10,8 @@ from gnatswarm.broker.word cimport unlikely
 from gnatswarm.shards.boundary.page cimport PageHeader, ShardSlot
 
 
-# What a slot has counted. (Not a ShardSlot, whose fields have cache lines of their own: Python's objects are not aligned
-# so, and a compiler that relies on it may use instructions that fail.)
+# What a slot has counted. (Not a ShardSlot, whose fields have cache lines of their own: Python aligns no object so, and
+# a compiler that relies on it may use instructions that fail.)
 ctypedef struct Counted:
     uint64_t in_msgs
     uint64_t in_bytes

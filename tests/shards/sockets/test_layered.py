@@ -492,7 +492,7 @@ def test_who_waits_for_a_word_hears_it_while_a_round_sends_for_long(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The router would think the shard hung, and end it with all its clients."""
-    clients = [bench.connect_by_websocket(Session()) for _ in range(20)]
+    clients = [bench.connect_by_websocket(Session()) for _ in range(30)]
     for client in clients:
         client.sendall(frame(BINARY, b"SUB a 1\r\n"))
     bench.reactor.turn()
