@@ -113,7 +113,7 @@ class Boot(ControlMessage, frozen=True):
 
 
 class Ping(ControlMessage, frozen=True):
-    """Are you alive? The event loop answers with Pong and the same number."""
+    """Are you alive? The event loop answers with Pong and the same number; what sends for long does so meanwhile."""
 
     seq: int
 

@@ -256,14 +256,20 @@ async def publish(here: Broker, net: Net) -> None:
     await client.flush()
 
 
-@pytest.mark.parametrize("kind", ["gnatswarm-2", "nats-server", "nats-server-2.15"])
-async def test_a_member_that_says_nothing_more_is_sent_what_waits_for_it(start: Start, net: Net, kind: str) -> None:
-    """As a gateway that is replaced: what others have queued for it is on its way, too."""
-    here = start(kind, cluster_config("here"))
+async def with_much_to_read(here: Broker, net: Net) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A member for which more waits than it has been able to take."""
     reader, writer = await asyncio.open_connection("127.0.0.1", route_port(here), limit=1 << 16)
     writer.write(f"{connect('raw')}{hello('raw')}RS+ $G out\r\nPING\r\n".encode())
     await reader.readuntil(b"PONG\r\n")
     await publish(here, net)
+    return reader, writer
+
+
+@pytest.mark.parametrize("kind", ["gnatswarm-2", "nats-server", "nats-server-2.15"])
+async def test_a_member_that_says_nothing_more_is_sent_what_waits_for_it(start: Start, net: Net, kind: str) -> None:
+    """As a gateway that is replaced: what others have queued for it is on its way, too."""
+    here = start(kind, cluster_config("here"))
+    reader, writer = await with_much_to_read(here, net)
     writer.write_eof()
     assert (await reader.read(-1)).count(BODY) == MANY
     await until(lambda: page(here, "/routez")["num_routes"] == 0)
@@ -274,10 +280,7 @@ async def test_a_member_that_says_nothing_more_is_sent_what_waits_for_it(start: 
 async def test_a_broker_that_stops_sends_members_what_waits_for_them(start: Start, net: Net, kind: str) -> None:
     """A gnatswarm also reads what they say meanwhile: bytes that nobody has read take back what is on its way."""
     here = start(kind, cluster_config("here"))
-    reader, writer = await asyncio.open_connection("127.0.0.1", route_port(here), limit=1 << 16)
-    writer.write(f"{connect('raw')}{hello('raw')}RS+ $G out\r\nPING\r\n".encode())
-    await reader.readuntil(b"PONG\r\n")
-    await publish(here, net)
+    reader, writer = await with_much_to_read(here, net)
     here.send_signal(signal.SIGTERM)
     heard = 0
     while data := await reader.read(1 << 16):
