@@ -524,6 +524,8 @@ async def test_a_cluster_whose_made_up_name_gives_way_hears_what_its_hub_passes_
     ]
     for member in members:
         member.log.wait_line(CREATED)
+    # A real one knows its own connection, and ends it for the new name, only some time after that line.
+    await servers.all_know()
     reload(members[1], "routes: []", f'routes: ["nats://127.0.0.1:{route_port(members[0])}"]')
     await until(lambda: sum(member.log.text.count(CREATED) for member in members) == 3)
     clients = servers.clients
