@@ -404,14 +404,20 @@ def _log_in(pages: PagesClient) -> None:
         try:
             pages.get("varz")
             return
-        except PasswordWanted:
+        except PasswordWanted as wanted:
             if attempt == ATTEMPTS or not _is_terminal(sys.stdin):
                 raise
+            why = wanted
         print(f"{pages.url} wants a user and a password.", file=sys.stderr)
         sys.stderr.write(f"User{f' [{pages.user}]' if pages.user else ''}: ")
         sys.stderr.flush()
-        user = sys.stdin.readline().strip() or pages.user
-        pages.log_in(user, getpass.getpass())
+        answer = sys.stdin.readline()
+        if not answer:  # ^D
+            raise why
+        try:
+            pages.log_in(answer.strip() or pages.user, getpass.getpass())
+        except EOFError:
+            raise why from None
 
 
 def run(url: str, *, sort: str = "cid", interval_s: float = 1.0, looks: int = 0) -> int:

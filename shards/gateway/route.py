@@ -272,9 +272,13 @@ class RouteSession:
         if self.info is None:
             self._introduced(info, raw)
         elif info.server_id == self.info.server_id:
+            taken = self._exports
             self._show_permissions(info)
             self.link.is_fenced = info.fenced
             self._owner.on_news(self, info)
+            if taken is not None and self._exports != taken:
+                # What it may have refused of our interest it takes now, and is told again over a new connection.
+                self.close("the member's permissions have changed")
         elif self.is_member and not info.gateway_cmd:
             self._owner.on_gossip(self, info)
 

@@ -87,8 +87,13 @@ def replace_day(day: Path, made: Path) -> None:
 
 
 def put_back(out: str) -> None:
-    """What a run that was killed in replace_day() has left."""
-    for replaced in Path(out).glob(f"*/{REPLACED}date=*") if "://" not in out else ():
+    """What runs that were killed have left: in replace_day(), and days that they were making."""
+    if "://" in out:
+        return
+    for made in Path(out).glob(f"*/{MADE}*"):
+        if not Path("/proc", made.name.removeprefix(MADE)).exists():
+            shutil.rmtree(made, ignore_errors=True)
+    for replaced in Path(out).glob(f"*/{REPLACED}date=*"):
         day = replaced.with_name(replaced.name.removeprefix(REPLACED))
         if day.exists():
             shutil.rmtree(replaced, ignore_errors=True)

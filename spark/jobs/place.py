@@ -15,7 +15,7 @@ from gnatswarm.spark.answers import MOST_EDGES
 from gnatswarm.spark.figures import percent, visible
 from gnatswarm.spark.jobs.arguments import DEFAULT_PORT, default_directory, place_parser
 from gnatswarm.spark.jobs.progress import Progress
-from gnatswarm.spark.jobs.report import is_small, lines_of, refusal
+from gnatswarm.spark.jobs.report import is_small, lines_of, refusal, write_whole
 from gnatswarm.spark.partition import balance, crossing_share, partition
 from gnatswarm.spark.placement_file import MOST_AT_US, BadFile, Expected, Rule, expected_of, is_writable, written
 from gnatswarm.spark.read import Statistics, read_parquet
@@ -199,7 +199,7 @@ def place(asked: argparse.Namespace, statistics: Statistics, expected: Expected 
         stays = f"; {asked.out} stays as it is" if Path(asked.out).exists() else ""
         print(f"nothing is written: {why}{stays}")
         return 0
-    Path(asked.out).write_text(written(rules, promised, asked.stats_dir or asked.from_parquet), encoding="utf-8")
+    write_whole(Path(asked.out), written(rules, promised, asked.stats_dir or asked.from_parquet))
     print(f"{len(rules)} rules in {asked.out}; {promise(promised)}")
     return 0
 

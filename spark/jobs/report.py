@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import csv
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -229,10 +230,25 @@ def main(arguments: list[str]) -> int:
     )
 
 
-def write_page(path: Path, text: str) -> None:
-    """Write it; OSError that names the file."""
+def write_whole(path: Path, text: str) -> None:
+    """Write it, in the place of what is there: that stays if this fails, or is killed. OSError that names the file.
+
+    A device, a pipe, a link, and a file in a directory where no other can be made, are written as they are.
+    """
+    draft = path.with_name(f".gnatswarm-{os.getpid()}.tmp")
     try:
-        path.write_text(text, encoding="utf-8")
+        try:
+            if path.is_symlink() or (path.exists() and not path.is_file()):
+                raise PermissionError
+            draft.write_text(text, encoding="utf-8")
+            if path.exists():
+                shutil.copymode(path, draft)
+            draft.replace(path)
+        except PermissionError:
+            path.write_text(text, encoding="utf-8")
+        finally:
+            with contextlib.suppress(OSError):
+                draft.unlink()
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from None
 
@@ -261,7 +277,7 @@ def report(asked: argparse.Namespace, session: SparkSession, statistics: Statist
         print(f"gnatswarm report: there are no statistics in {source}", file=sys.stderr)
         return 1
     advice = advise(found)
-    write_page(Path(asked.out), page(found, advice, source))
+    write_whole(Path(asked.out), page(found, advice, source))
     if asked.tables:
         progress.say(f"tables in {asked.tables} …")
         write_tables(session, frames, found, Path(asked.tables))

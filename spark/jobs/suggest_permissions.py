@@ -21,7 +21,7 @@ from gnatswarm.spark.jobs.arguments import (
     suggest_permissions_parser,
 )
 from gnatswarm.spark.jobs.progress import Progress
-from gnatswarm.spark.jobs.report import lines_of, refusal
+from gnatswarm.spark.jobs.report import lines_of, refusal, write_whole
 from gnatswarm.spark.permissions_file import suggestions, written
 from gnatswarm.spark.read import Statistics, no_days_text, read_parquet
 from gnatswarm.spark.session import run
@@ -82,7 +82,7 @@ def suggest(asked: argparse.Namespace, statistics: Statistics) -> int:
     found = suggestions(users, used[:MOST_ROWS], asked.least_values)
     source = asked.stats_dir or asked.from_parquet
     text = written(found, users, source, is_cut=is_cut)
-    Path(asked.out).write_text(text, encoding="utf-8")
+    write_whole(Path(asked.out), text)
     incomplete = "; INCOMPLETE, it says why" if "# INCOMPLETE" in text else ""
     print(f"permissions of {counted(len(found), 'user')} in {asked.out}{incomplete}")
     return 0

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
+import os
+import re
+import resource
 import shutil
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -379,17 +383,63 @@ def test_the_first_cause_of_an_error_of_java_is_said():
     assert reason(error) == "alone"
 
 
+@contextlib.contextmanager
+def no_file_over(most_bytes: int) -> Iterator[None]:
+    """As if the disk were full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_file_that_cannot_be_written_whole_stays_as_it_was(tmp_path: Path):
+    pytest.importorskip("pyspark", reason="the extra `spark` is not installed")
+    from gnatswarm.spark.jobs.report import write_whole
+
+    rules = tmp_path / "rules.conf"
+    write_whole(rules, "former")
+    rules.chmod(0o640)
+    with no_file_over(1000), pytest.raises(OSError, match=re.escape(f"File too large: '{rules}'")):
+        write_whole(rules, "x" * 5000)
+    assert rules.read_text() == "former"
+    write_whole(rules, "latter")
+    assert (rules.read_text(), rules.stat().st_mode & 0o777) == ("latter", 0o640)
+    assert [*tmp_path.iterdir()] == [rules]
+
+
+def test_a_file_in_a_directory_that_is_another_s_and_what_is_no_file_are_written_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    pytest.importorskip("pyspark", reason="the extra `spark` is not installed")
+    from gnatswarm.spark.jobs.report import write_whole
+
+    rules, link = tmp_path / "rules.conf", tmp_path / "link"
+    link.symlink_to(rules)
+    write_whole(link, "by the link")
+    assert link.is_symlink() and rules.read_text() == "by the link"
+    write_whole(Path(os.devnull), "nothing")
+
+    def denied(*_words: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(Path, "replace", denied)  # (for root every directory is its own)
+    write_whole(rules, "in place")
+    assert rules.read_text() == "in place" and {*tmp_path.iterdir()} == {rules, link}
+
+
 def test_a_disk_that_is_full_at_the_end_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     from gnatswarm.spark import session
-    from gnatswarm.spark.jobs.report import write_page
+    from gnatswarm.spark.jobs.report import write_whole
 
     page = tmp_path / "report.html"
     page.symlink_to("/dev/full")
 
     def work(_session: object) -> int:
-        write_page(page, "<html>")
+        write_whole(page, "<html>")
         return 0
 
     monkeypatch.setattr(session, "new_session", lambda *_words, **_options: SimpleNamespace(stop=lambda: None))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -46,3 +48,15 @@ def test_a_day_that_was_being_replaced_is_there_again(tmp_path: Path, monkeypatc
         replace_day(day, made)
     assert days(archive) == {day.name: "new", "date=2026-02-03": "another"}
     put_back("hdfs://elsewhere/archive")
+
+
+def test_what_a_run_that_was_killed_was_making_is_removed_by_the_next_one(tmp_path: Path):
+    pytest.importorskip("pyspark", reason="the extra `spark` is not installed")
+    from gnatswarm.spark.jobs.compact import MADE, put_back
+
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    for number in (ended.pid, os.getpid()):
+        (tmp_path / "gap" / f"{MADE}{number}" / "date=2026-02-02").mkdir(parents=True)
+    put_back(str(tmp_path))
+    assert [made.name for made in (tmp_path / "gap").iterdir()] == [f"{MADE}{os.getpid()}"]

@@ -702,6 +702,20 @@ async def test_a_member_s_rights_are_shown_as_it_said_last(start: Start) -> None
     member.writer.close()
 
 
+async def test_a_member_that_may_take_more_of_our_interest_is_connected_anew_and_no_other(start: Start) -> None:
+    here = start("gnatswarm-1", cluster_config("here"))
+    member = await by_hand(here)
+    more = b'INFO {"server_id":"hand","server_name":"hand"%b}\r\nPING\r\n'
+    rules = b',"export":{"deny":["%b"]}'
+    for said in (b"", rules % b"one", rules % b"one" + b',"import":{"deny":["two"]}'):  # no more than before
+        member.say(more % said)
+        await member.until(b"PONG\r\n")
+    member.say(more % (rules % b"three"))
+    await member.rest()
+    here.log.wait_line("Router connection closed: the member's permissions have changed")
+    member.writer.close()
+
+
 async def test_so_many_members_that_another_one_tells_of_are_dialled_and_no_more(start: Start) -> None:
     here = start("gnatswarm-1", cluster_config("here"))
     member = await by_hand(here)

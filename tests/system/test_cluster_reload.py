@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from typing import Any
 
@@ -14,6 +15,7 @@ from tests.support.turns import until
 from tests.system.test_cluster import (
     Net,
     Start,
+    arrived,
     cluster_config,
     is_meshed,
     know,
@@ -173,3 +175,25 @@ async def test_a_reload_of_the_system_account_leaves_no_interest_behind(
         for leaf in new[1].values():
             leaf.writer.close()
     old[0].close()
+
+
+@pytest.mark.parametrize("kind", ["nats-server", "nats-server-2.15"])
+async def test_a_member_that_takes_more_of_our_interest_after_a_reload_is_told_it(
+    start: Start, net: Net, kind: str
+) -> None:
+    """It has refused what its `export` denies, and every other nats-server tells it that again."""
+    there = start(kind, cluster_config("there", inner='permissions { export: { deny: ["kept.back"] } }'))
+    here = start("gnatswarm-1", cluster_config("here", (route_port(there),)))
+    await until(lambda: is_meshed([here, there]))
+    hears, says = await net.client(here), await net.client(there)
+    await subscribed(hears, "kept.back 1", "free 2")
+    await know(says, hears)
+    await says.talk("PUB kept.back 1\r\n1\r\nPUB free 1\r\n2\r\nPING\r\n", expect_last="PONG\r\n")
+    assert [frame.payload for frame in await arrived(hears, 1)] == [b"2"]
+    reload(there, "kept.back", "other")
+    async with asyncio.timeout(20):
+        while not hears.inbox:
+            await says.talk("PUB kept.back 1\r\n3\r\nPING\r\n", expect_last="PONG\r\n")
+            await hears.flush()
+    assert hears.inbox[0].subject == "kept.back"
+    assert here.log.wait_line("Router connection closed: the member's permissions have changed")

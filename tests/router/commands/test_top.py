@@ -16,7 +16,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from rich.console import Console
@@ -194,6 +194,24 @@ def test_who_is_at_a_terminal_is_asked_for_a_password(guarded: str, monkeypatch:
     pages = top.PagesClient(guarded)
     top._log_in(pages)
     assert len(asked) == 2 and pages.get("varz") is not None
+
+
+@pytest.mark.parametrize("ends_at", ["User", "Password"])
+def test_who_types_the_end_of_input_in_the_place_of_a_password_is_not_asked_again(
+    guarded: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], ends_at: str
+) -> None:
+    asked = typing(monkeypatch, ("ann", ""))
+
+    def at_end() -> NoReturn:
+        asked.append(1)
+        raise EOFError
+
+    monkeypatch.setattr(getpass, "getpass", at_end)
+    if ends_at == "User":
+        monkeypatch.setattr(sys.stdin, "readline", lambda: "")
+    assert top.run(guarded) == 1
+    assert len(asked) == (2 if ends_at == "Password" else 0)
+    assert capsys.readouterr().err.endswith("wants a user and a password: http://USER:PASSWORD@HOST:PORT\n")
 
 
 @pytest.mark.parametrize("term", ["dumb", "xterm"])
