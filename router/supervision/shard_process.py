@@ -13,6 +13,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Protocol
 
 from gnatswarm.shards.boundary.control import Awake, Boot, Channel, ControlError, ControlMessage, ToRouter, encode
@@ -77,6 +78,7 @@ class ShardProcess:
         self.is_awake = False  # its program is read, as it has said
         self._channel: Channel | None = None
         self._unsent: Boot | None = None
+        self._used = 0, 0  # (ping, processor time of the main thread in ticks), at the last look: see has_computed()
         self._made_for: tuple[list[int], list[str]] | None = None  # descriptors of Boot, command; None: taken over
 
     @classmethod
@@ -174,6 +176,19 @@ class ShardProcess:
         """Send what `control.encode` has returned, if the channel is still open."""
         if self._channel is not None:
             self._channel.send_encoded(encoded)
+
+    def has_computed(self, ping: int) -> bool:
+        """Whether its main thread waits for a core, or has run since this was last asked for the same ping's answer.
+
+        False, too, of one that cannot be looked at.
+        """
+        try:
+            stat = Path(f"/proc/{self.pid}/task/{self.pid}/stat").read_text(encoding="ascii", errors="replace")
+        except OSError:
+            return False
+        fields = stat.rpartition(")")[2].split()  # from the third one of proc(5) on
+        before, self._used = self._used, (ping, int(fields[11]) + int(fields[12]))
+        return fields[0] == "R" or (before[0] == ping and self._used > before)
 
     def kill(self) -> None:
         """Send SIGKILL; does nothing once it was reaped."""

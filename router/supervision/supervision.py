@@ -34,7 +34,11 @@ from gnatswarm.shards.boundary.control import (
 
 PING_INTERVAL_S = 0.5  # between the answer to one ping and the next
 SUSPECT_AFTER_S = 0.75  # a ping unanswered for this long: new connections are steered elsewhere
-HUNG_AFTER_S = 2.0  # a ping unanswered for this long: the shard is killed. Siblings' fences wait for it meanwhile
+# A ping unanswered for this long: the shard is killed, with all its clients. Siblings' fences wait for it meanwhile.
+# One that computes all the time has most likely much to do, or gets no core, and will answer: it is killed later, but
+# before client libraries give up on a PONG, which they do after 10 s and more.
+HUNG_AFTER_S = 2.0
+ENDLESS_AFTER_S = 8.0
 
 # From exec to Ready. 64 shards on two slow cores take some ten seconds together; one that takes thirty has hung.
 BOOT_DEADLINE_S = 30.0
@@ -80,6 +84,8 @@ class ShardState(msgspec.Struct, frozen=True):
     ping_sent_at: float | None = None  # of the unanswered ping
     next_ping_at: float = 0.0
     is_suspect: bool = False  # its answer to a ping is late
+    computed_at: float = 0.0  # when it was last seen to compute while its answer was late
+    told_seq: int = 0  # the last ping of which the log says that its answer is late
     is_in_step: bool = True  # it has links to all siblings
     has_headroom: bool = True  # it has descriptors for more clients
     has_drained: bool = False  # it sent Drained, or its time for that is over
@@ -172,6 +178,10 @@ class Exited(RouterEvent, frozen=True):
 class TimePassed(RouterEvent, frozen=True):
     """Sent a few times a second; deadlines are checked then."""
 
+    computes: bool = (
+        False  # the shard's answer is late, and its main thread ran since the last one, or waits for a core
+    )
+
 
 class Late(RouterEvent, frozen=True):
     """The router itself did not run for this long: missing answers of that time do not count."""
@@ -258,7 +268,7 @@ def taken_over(state: ShardState, now: float, exit_code: int | None = None) -> R
 
 def lasting(state: ShardState) -> ShardState:
     """The state without what changes all the time, to see whether a successor must know of a change."""
-    return _with(state, ping_seq=0, ping_sent_at=None, next_ping_at=0.0, is_suspect=False)
+    return _with(state, ping_seq=0, ping_sent_at=None, next_ping_at=0.0, is_suspect=False, computed_at=0.0, told_seq=0)
 
 
 def backoff_s(deaths: int) -> float:
@@ -455,7 +465,7 @@ def _booting(state: ShardState, event: Event, now: float) -> Result:
 def _serving(state: ShardState, event: Event, now: float) -> Result:
     if state.deaths and now - state.ready_since >= STABLE_AFTER_S:
         state = _with(state, deaths=0)
-    return _ping(state, now)
+    return _ping(state, event, now)
 
 
 def _leaving(state: ShardState, event: Event, now: float) -> Result:
@@ -464,19 +474,29 @@ def _leaving(state: ShardState, event: Event, now: float) -> Result:
         return _kill(_with(state, has_drained=True), f"it did not {what} in time")
     if state.has_drained:
         return state, ()
-    return _ping(state, now)
+    return _ping(state, event, now)
 
 
-def _ping(state: ShardState, now: float) -> Result:
+def _ping(state: ShardState, event: Event, now: float) -> Result:
+    assert isinstance(event, TimePassed)
     if state.ping_sent_at is None:
         if now < state.next_ping_at:
             return state, ()
         state = _with(state, ping_seq=state.ping_seq + 1, ping_sent_at=now)
         return state, (Send(Ping(state.ping_seq)),)
     silent_s = now - state.ping_sent_at
-    if silent_s >= HUNG_AFTER_S:
+    if event.computes:
+        state = _with(state, computed_at=now)
+    idle_s = min(silent_s, now - state.computed_at)
+    if idle_s >= HUNG_AFTER_S:
         return _kill(state, f"it did not answer for {silent_s:.1f} s")
-    return _with(state, is_suspect=silent_s >= SUSPECT_AFTER_S), ()
+    if silent_s >= ENDLESS_AFTER_S:
+        return _kill(state, f"it computed for {silent_s:.1f} s, and did not answer")
+    state = _with(state, is_suspect=silent_s >= SUSPECT_AFTER_S)
+    if silent_s >= HUNG_AFTER_S and state.told_seq != state.ping_seq:
+        late = f"has been busy for {silent_s:.1f} s: its clients, and PONGs that wait for it, wait meanwhile"
+        return _with(state, told_seq=state.ping_seq), (Report("warning", late),)
+    return state, ()
 
 
 def _waiting(state: ShardState, event: Event, now: float) -> Result:
@@ -498,6 +518,7 @@ def _late(state: ShardState, event: Event, now: float) -> Result:
         state,
         deadline=state.deadline + event.gap_s,
         ping_sent_at=None if asked is None else asked + event.gap_s,
+        computed_at=state.computed_at + event.gap_s,
     ), ()
 
 

@@ -254,9 +254,15 @@ class Supervisor:
         with contextlib.ExitStack() as rest:
             rest.callback(self._keep_house)
             for shard in reversed(self._broker.members):
-                rest.callback(self._deliver, shard, supervision.TimePassed())
+                rest.callback(self._deliver, shard, supervision.TimePassed(self._computes(shard)))
                 if gap_s > LATE_S:
                     rest.callback(self._deliver, shard, supervision.Late(gap_s))
+
+    @staticmethod
+    def _computes(shard: SupervisedShard) -> bool:
+        """Whether it does much, and answers nothing."""
+        process, state = shard.process, shard.state
+        return state.is_suspect and process is not None and process.has_computed(state.ping_seq)
 
     def _keep_house(self) -> None:
         """What beside the shards has to be looked after again and again, each whatever becomes of the others."""

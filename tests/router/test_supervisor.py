@@ -645,6 +645,25 @@ def test_a_shard_that_cannot_be_looked_after_costs_no_other_its_turn(monkeypatch
     assert looked == [*((number, TimePassed()) for number in range(3)), "house"]
 
 
+def test_whether_a_shard_computes_is_asked_while_its_answer_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[int, object]] = []
+    shards = [SupervisedShard(number, is_founder=True) for number in range(3)]
+    for shard in shards:
+        process: Any = SimpleNamespace(has_computed=lambda ping: ping == 5)
+        shard.process = process
+        shard.state = ShardState(phase=Phase.READY, ping_seq=5, is_suspect=shard.number > 0)
+    shards[2].process = None  # (it could not be started)
+    broker: Any = SimpleNamespace(members=shards, relays=[], keeper=None)
+    anything: Any = None
+    supervisor: Any = Supervisor(broker, notifier=anything, audience=anything)
+    supervisor._loop = SimpleNamespace(call_later=lambda _delay_s, _tick: None)
+    supervisor._last_tick = time.monotonic()
+    monkeypatch.setattr(supervisor, "_deliver", lambda shard, event: told.append((shard.number, event)))
+    monkeypatch.setattr(supervisor, "_keep_house", lambda: None)
+    supervisor._tick()
+    assert told == [(0, TimePassed(False)), (1, TimePassed(True)), (2, TimePassed(False))]
+
+
 @pytest.mark.parametrize("fails", ["settle", "rotate", "relays", "gaps", "mend", "catch up", "hold", "notify"])
 def test_what_cannot_be_looked_after_costs_nothing_else_its_turn(fails: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full disk would have a service manager end the broker, which hears nothing of it any more."""

@@ -1,8 +1,17 @@
-"""A process that gets no Boot is no shard's: it is ended, and the next one's pid is not mistaken for its own."""
+"""A process that gets no Boot is no shard's: it is ended, and the next one's pid is not mistaken for its own.
+
+And whether one computes is seen from outside.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -11,6 +20,7 @@ from gnatswarm.broker.options import Options
 from gnatswarm.router.supervision.shard_process import ShardProcess
 from gnatswarm.shards.boundary import control
 from tests.shards.boundary.test_control import BOOT
+from tests.support.servers import wait_until
 
 
 class Keeper:
@@ -48,3 +58,53 @@ def test_one_that_cannot_be_told_its_boot_is_killed_and_the_next_one_has_its_own
     process.meet()
     assert process.pid == 102
     process.close()
+
+
+@contextmanager
+def a_process(program: str) -> Iterator[tuple[ShardProcess, subprocess.Popen[str]]]:
+    """A shard's, as far as it can be seen, which has begun to do this."""
+    keeper = Keeper()
+    process = ShardProcess.start(BOOT, keeper)
+    command = [sys.executable, "-Ic", f"import threading\nprint(end='.', flush=True)\n{program}"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None and running.stdout.read(1) == "."
+        process.pid = running.pid
+        yield process, running
+        running.kill()
+    process.close()
+
+
+def test_one_that_computes_is_told_from_one_that_is_stopped() -> None:
+    with a_process("while True: pass") as (process, running):
+        assert all(process.has_computed(7) for _ in range(10))
+        running.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, running.pid, os.WSTOPPED | os.WNOWAIT)
+        process.has_computed(8)  # (what it has computed for an earlier ping says nothing)
+        assert not any(process.has_computed(8) for _ in range(10))
+        assert not any(process.has_computed(number) for number in range(9, 19))
+    assert not process.has_computed(20)  # it has ended
+
+
+def test_another_thread_that_computes_is_not_taken_for_the_main_one() -> None:
+    """As where a password is compared, or a file compressed."""
+    program = """
+def compute():
+    while True: hashlib.pbkdf2_hmac('sha256', b'', b'', 100_000)  # (which lets other threads run)
+import hashlib
+threading.Thread(target=compute, daemon=True).start()
+waits = threading.Lock()
+with waits: waits.acquire()
+"""
+    with a_process(program) as (process, running):
+        used = Path(f"/proc/{running.pid}/stat")
+        wait_until(lambda: not any(process.has_computed(1) for _ in range(100)))
+        begun, now, looks = ticks_in(used.read_text()), 0, []
+        while now < begun + 5:
+            looks.append(process.has_computed(1))
+            now = ticks_in(used.read_text())
+        assert not any(looks)
+
+
+def ticks_in(stat: str) -> int:
+    """The processor time that a whole process has used."""
+    return sum(map(int, stat.rpartition(")")[2].split()[11:13]))

@@ -396,6 +396,51 @@ def test_a_shard_that_hangs_while_it_leaves_is_killed_and_comes_back_for_its_que
     assert state.phase is Phase.DRAINING and actions == (s.Send(DRAIN),)
 
 
+def ticks(state: ShardState, since: float, computes_until: float, until: float) -> s.Result:
+    """Four a second, after `since` up to `until`; up to `computes_until` it computes."""
+    done: tuple[s.Action, ...] = ()
+    for number in range(1, int((until - since) * 4) + 1):
+        now = since + number / 4
+        state, actions = step(state, s.TimePassed(now <= computes_until), now)
+        done += actions
+    return state, done
+
+
+def test_a_shard_that_computes_is_told_of_once_and_serves_on() -> None:
+    state, actions = ticks(in_phase(Phase.READY), 100.0, 107.75, 107.75)
+    assert state.phase is Phase.READY and state.is_suspect
+    late = "has been busy for 2.0 s: its clients, and PONGs that wait for it, wait meanwhile"
+    assert actions == (s.Report("warning", late),)
+    state, actions = step(state, Pong(state.ping_seq), 107.8)
+    assert state.is_accepting and not actions
+    state, (asked,) = step(state, s.TimePassed(), 108.5)
+    assert asked == s.Send(Ping(2))
+    _, actions = ticks(state, 108.5, 111.0, 111.0)
+    assert actions == (s.Report("warning", late),)
+
+
+def test_a_shard_that_computes_and_never_answers_is_killed_before_clients_give_up() -> None:
+    state, actions = ticks(in_phase(Phase.READY), 100.0, 120.0, 100.0 + s.ENDLESS_AFTER_S)
+    assert state.phase is Phase.KILLED and kinds(actions) == ["Report", "Kill"]
+    assert state.last_reason == "it computed for 8.0 s, and did not answer"
+
+
+def test_a_shard_that_has_computed_and_hangs_then_is_killed_as_long_after_that() -> None:
+    state, actions = ticks(in_phase(Phase.READY), 100.0, 101.5, 103.25)
+    assert state.phase is Phase.READY and kinds(actions) == ["Report"]
+    state, actions = ticks(state, 103.25, 101.5, 103.5)
+    assert state.phase is Phase.KILLED and state.last_reason == "it did not answer for 3.5 s"
+
+
+def test_time_in_which_the_router_did_not_run_counts_for_none_that_had_computed() -> None:
+    state, _ = ticks(in_phase(Phase.READY), 100.0, 101.5, 101.5)
+    state, _ = step(state, s.Late(5.0), 106.5)
+    state, actions = step(state, s.TimePassed(), 106.5 + s.HUNG_AFTER_S - 0.1)
+    assert state.phase is Phase.READY
+    state, actions = step(state, s.TimePassed(), 106.5 + s.HUNG_AFTER_S)
+    assert actions == (s.Kill(),)
+
+
 @pytest.mark.parametrize(("message", "allowed_s"), [(Drain(6.0), 6.0), (LameDuck(1.0, 2.0), 3.0)])
 def test_a_shard_that_answers_but_does_not_leave_in_time_is_killed_for_good(
     message: Drain | LameDuck, allowed_s: float
