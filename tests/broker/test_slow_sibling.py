@@ -33,7 +33,10 @@ class Swarm:
             a, b = mesh.account(b"A"), mesh.account(b"B")
             kind = rules.RESPONSE_KINDS["stream"]
             b.set_rules([], [rules.ServiceImport(b, a, b"service", b"service", kind, 120_000_000)])
-            b.streams = [rules.StreamImport(a, b"stream", b"stream")]
+            b.streams = [
+                rules.StreamImport(a, b"stream", b"stream"),
+                rules.StreamImport(a, b"streams.>", b"from.a.>"),
+            ]
 
     def client(self, shard: int, account: bytes, words: bytes = b"") -> EngineClient:
         """A client that has sent these operations, after every shard has received their effects."""
@@ -144,6 +147,76 @@ def test_slow_is_said_again_as_long_as_it_is_true_but_not_for_each_message(swarm
     publisher.feed(publish(b"stream"))
     assert not is_held(publisher)
     swarm.mesh.settle()
+
+
+@pytest.mark.parametrize("pattern", [b"stream.*", b"stream.>", b">"])
+@pytest.mark.parametrize("queue", [b"", b"q"], ids=["plain", "queue"])
+def test_a_publisher_waits_whose_messages_each_have_a_subject_of_their_own(
+    swarm: Swarm, pattern: bytes, queue: bytes
+) -> None:
+    """A SLOW for a subject comes when nobody publishes to it any more; so the subscriber's pattern is told."""
+    reader, publisher = swarm.client(1, b"A", b"SUB %b %b 1\r\n" % (pattern, queue)), swarm.client(0, b"A")
+    elsewhere, other = swarm.client(1, b"B", b"SUB stream.other 1\r\n"), swarm.client(0, b"B")
+    known = b"stream.known"
+    publisher.feed(publish(known))
+    swarm.mesh.settle()
+    swarm.stop_reading(reader)
+    publisher.feed(b"".join(publish(b"stream.%d" % number) for number in range(ENOUGH)))
+    assert not is_held(publisher)
+    swarm.mesh.carry(0, 1, 1 << 30)
+    assert swarm.said_slow(1, 0).count(b"SLOW A " + pattern) == 1
+    for subject in (b"stream.new", known):
+        publisher.feed(publish(subject))
+        assert is_held(publisher), subject
+        swarm.pass_time(SLOW_US // 3)
+        assert not is_held(publisher)
+    other.feed(publish(b"stream.other"))
+    assert not is_held(other)
+    swarm.pass_time(SLOW_US)
+    publisher.feed(publish(b"stream.newer") + publish(known))
+    assert not is_held(publisher)
+    swarm.mesh.settle()
+    assert elsewhere.messages() and not reader.is_over
+
+
+def test_so_does_one_to_whom_the_subscriber_of_another_account_listens(swarm: Swarm) -> None:
+    """By another subject there; the pattern is told as it is in the publisher's account."""
+    reader, publisher = swarm.client(1, b"B", b"SUB from.a.*.x 1\r\n"), swarm.client(0, b"A")
+    swarm.stop_reading(reader)
+    publisher.feed(b"".join(publish(b"streams.%d.x" % number) for number in range(ENOUGH)))
+    swarm.mesh.carry(0, 1, 1 << 30)
+    assert swarm.said_slow(1, 0).count(b"SLOW A streams.*.x") == 1
+    publisher.feed(publish(b"streams.new.x"))
+    assert is_held(publisher)
+    swarm.pass_time(SLOW_US // 3)
+    publisher.feed(publish(b"streams.new.y"))
+    assert not is_held(publisher)
+
+
+def test_a_pattern_is_told_again_as_long_as_its_subscriber_is_behind(swarm: Swarm) -> None:
+    reader, publisher = swarm.client(1, b"A", b"SUB stream.* 1\r\n"), swarm.client(0, b"A")
+    swarm.stop_reading(reader)
+    publisher.feed(b"".join(publish(b"stream.%d" % number) for number in range(ENOUGH)))
+    swarm.mesh.carry(0, 1, 1 << 30)
+    assert swarm.said_slow(1, 0).count(b"SLOW A stream.*") == 1
+    for us, expected in ((SLOW_AGAIN_US - 1, 0), (1, 1), (1, 0)):
+        swarm.pass_time(us)
+        publisher.feed(publish(b"stream.%d" % us, BODY * 10))
+        swarm.mesh.carry(0, 1, 1 << 30)
+        assert swarm.said_slow(1, 0).count(b"SLOW A stream.*") == expected
+    swarm.pass_time(SLOW_US - SLOW_AGAIN_US)  # the first word has worn off, not the second one
+    publisher.feed(publish(b"stream.new"))
+    assert is_held(publisher)
+
+
+def test_what_is_told_of_a_pattern_that_nobody_subscribes_to_any_more_holds_nobody(swarm: Swarm) -> None:
+    reader, publisher = swarm.client(1, b"A", b"SUB stream.* 1\r\n"), swarm.client(0, b"A")
+    swarm.stop_reading(reader)
+    publisher.feed(b"".join(publish(b"stream.%d" % number) for number in range(ENOUGH)))
+    reader.feed(b"UNSUB 1\r\n")
+    swarm.mesh.settle()
+    publisher.feed(publish(b"stream.new"))
+    assert not is_held(publisher)
 
 
 @pytest.mark.parametrize("words", [b"SUB service 1\r\n", b"SUB service q 1\r\n"], ids=["plain", "queue"])
