@@ -12,7 +12,7 @@ from libc.string cimport memcmp, memcpy
 from gnatswarm.broker.asked cimport Request
 from gnatswarm.broker.connection cimport ClientConnection
 from gnatswarm.broker.fence cimport is_of_end
-from gnatswarm.broker.interest cimport GATEWAY_NUMBER, NODE_LITERAL, Node, Sub
+from gnatswarm.broker.interest cimport GATEWAY_NUMBER, MOST_SHARDS, NODE_LITERAL, Node, QueueGroup, Sub
 from gnatswarm.broker.outbuf cimport (
     CLOSE_CLIENT_CLOSED, CLOSE_NONE, CLOSE_PARSE_ERROR, STALL_IF_TAKEN_US, OutBuf, iovec, out_append, out_call,
     out_init, out_mark_dirty, out_release, out_reserve)
@@ -31,8 +31,8 @@ from gnatswarm.broker.subject cimport SUBJECT_BAD, SUBJECT_WILDCARD, subject_kin
 from gnatswarm.broker.sublist cimport MOST_MATCHING, PREFIX_BYTES, count_steps, match_steps
 from gnatswarm.broker.table cimport MOST_KEY_BYTES
 from gnatswarm.broker.fanout cimport (
-    MOST_DELIVERED, ORIGIN_SIBLING, ORIGIN_SIBLING_ACCOUNT, PLAINLY, Outcome, Publish, no_outcome)
-from gnatswarm.broker.entry cimport extras_of, is_foreign, renamed_entry
+    MOST_DELIVERED, ORIGIN_SIBLING, ORIGIN_SIBLING_ACCOUNT, PLAINLY, Onward, Outcome, Publish, no_outcome)
+from gnatswarm.broker.entry cimport Draft, extras_of, is_foreign, renamed_entry
 from gnatswarm.broker.traced cimport give_traced_here, is_under_trace, untraced
 from gnatswarm.broker.word cimport SLACK, hash_bytes, likely, unlikely
 
@@ -118,6 +118,46 @@ cdef int patterns_behind(Sublist sublist, Entry *entry, uint64_t now, const Node
             if node != NULL and (n == 0 or node != found[n - 1]):
                 found[n] = node
                 n += 1
+    return n
+
+
+cdef bint is_wanted_by(const Node *node, uint64_t slots) noexcept nogil:
+    """Is any of these interested in the node's subject, plainly or for a queue group?"""
+    cdef const QueueGroup *group = node.groups
+    cdef uint32_t i
+    if node.remote & slots:
+        return True
+    while group != NULL:
+        for i in range(group.n_remote):
+            if (slots >> group.remote[i].shard) & 1:
+                return True
+        group = group.next
+    return False
+
+
+cdef int servers_patterns_behind(Onward onward, Sublist sublist, Entry *entry, uint64_t now,
+                                 const Node **found) noexcept:
+    """The same of other servers."""
+    cdef Draft draft
+    cdef uint64_t behind = 0
+    cdef const OutBuf *out
+    cdef uint32_t i
+    cdef int slot, n = 0
+    for slot in range(MOST_SHARDS):
+        out = onward.output(slot)
+        if out != NULL and makes_wait(out, now):
+            behind |= <uint64_t>1 << slot
+    draft.subject = entry.text
+    draft.size = entry.subject_size
+    draft.hash = entry.hash
+    sublist.n_found = 0
+    if behind == 0 or not sublist.gather(&draft):
+        return 0
+    for i in range(sublist.n_found):
+        if n < <int>MOST_PATTERNS and sublist.found[i].key.kind != NODE_LITERAL \
+                and is_wanted_by(sublist.found[i], behind):
+            found[n] = sublist.found[i]
+            n += 1
     return n
 
 
@@ -645,7 +685,9 @@ cdef class SiblingLink(OriginLink):
         cdef size_t size
         if not say_slow(self, sublist, entry):
             return
-        if sublist.is_current(entry):   # (else a subscription of it may have ended)
+        if self.fanout.onward is not None:
+            n = servers_patterns_behind(self.fanout.onward, sublist, entry, self.out.box.now_us, patterns)
+        elif sublist.is_current(entry):   # (else a subscription of it may have ended)
             n = patterns_behind(sublist, entry, self.out.box.now_us, patterns)
         for i in range(n):
             size = sublist.subject_of(patterns[i], subject, MOST_KEY_BYTES)
