@@ -256,3 +256,43 @@ def test_who_answers_waits_for_an_asker_that_is_behind(swarm: Swarm, at: int) ->
     assert not is_held(responder)
     responder.feed(publish(reply))
     assert is_held(responder)
+
+
+@pytest.fixture
+def behind(swarm: Swarm) -> Iterator[Swarm]:
+    """Shard 0's link to shard 1 is behind."""
+    swarm.client(1, b"A", b"SUB far 1\r\n")
+    publisher = swarm.client(0, b"A")
+    end = swarm.mesh.ends[0, 1]
+    assert end.socket is not None and end.link is not None
+    end.engine.probe.set_takes(end.socket, 0)
+    end.socket.set_stall_mark(10_000)
+    publisher.feed(publish(b"far") * 100)
+    swarm.mesh.finish()
+    assert end.link.is_behind and is_held(publisher)
+    yield swarm
+    end.engine.probe.set_takes(end.socket, -1)
+
+
+def test_who_publishes_here_does_not_wait_for_a_link_that_was_told_of_a_client_that_went(behind: Swarm) -> None:
+    goes = behind.client(0, b"A", b"".join(b"SUB inbox.%d %d\r\n" % (number, number) for number in range(500)))
+    while is_held(goes):
+        behind.pass_time(SLOW_US)
+    assert goes.connection.subscriptions == 500
+    publisher = behind.client(0, b"A")
+    goes.close()
+    behind.mesh.finish()
+    publisher.feed(publish(b"near"))
+    assert not is_held(publisher)
+
+
+def test_a_sibling_is_not_told_slow_because_its_pongs_wait(behind: Swarm) -> None:
+    """Who is behind is the link, with the answers to the sibling's own PINGs."""
+    reader = behind.client(0, b"A", b"SUB near 1\r\n")
+    end = behind.mesh.ends[0, 1]
+    assert end.socket is not None
+    pongs = end.socket.queued_from(0).count(b"PONG\r\n")
+    end.engine.probe.feed(end.socket, b"PING\r\n" * 400 + b"RMSG A near 1\r\nx\r\n")
+    assert reader.messages() == [(b"1", b"x")]
+    queued = end.socket.queued_from(0)
+    assert queued.count(b"PONG\r\n") == pongs + 400 and b"SLOW" not in queued
