@@ -692,8 +692,8 @@ cdef class SiblingLink(OriginLink):
         for i in range(n):
             size = sublist.subject_of(patterns[i], subject, MOST_KEY_BYTES)
             entry = sublist.find(subject, size, hash_bytes(subject, size, sublist.seed))
-            if entry != NULL:
-                say_slow(self, sublist, entry)
+            if entry != NULL and say_slow(self, sublist, entry):
+                (<object>sublist).note_slow(subject[:size], False)
 
     cdef int on_slow(self, RouteOp *op) except -1:
         """A subscriber on the sibling is behind: publishers to this subject, or to all that match this pattern, wait
@@ -703,7 +703,7 @@ cdef class SiblingLink(OriginLink):
         if sublist is None:
             return self.broken("unknown account " + repr(op.account.at[:op.account.size]))
         if subject_kind(op.subject.at, op.subject.size) == SUBJECT_WILDCARD:
-            (<object>sublist).hold_by_pattern(op.subject.at[:op.subject.size])
+            (<object>sublist).note_slow(op.subject.at[:op.subject.size], True)
         entry = sublist.find(op.subject.at, op.subject.size,
                              hash_bytes(op.subject.at, op.subject.size, sublist.seed))
         if entry != NULL:

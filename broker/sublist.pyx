@@ -21,7 +21,7 @@ from gnatswarm.broker.word cimport SLACK, hash_bytes, likely, unlikely
 import os
 
 cdef enum:
-    NODE_SLOW = 2   # Node.key.flags, beside NODE_WIDE: see hold_by_pattern()
+    NODE_SLOW = 2   # Node.key.flags, beside NODE_WIDE: see note_slow()
     MOST_EXPECTED_BYTES = 128   # of a subject that is looked at before its line is read
     FEW_STREAMS = 16            # a look at each import takes no longer than an index of them
 
@@ -45,14 +45,17 @@ cdef index_of(list patterns):
 
 
 cdef void slow_down(Sublist sublist, Entry *entry, Node *node) noexcept:
-    """Publishers to the new entry's subject wait as long as those to this pattern, which it meets."""
+    """The new entry meets a pattern of which SLOW was said: what that has brought holds for its subject, too."""
     cdef uint8_t[MOST_KEY_BYTES + SLACK] pattern
     cdef size_t size = subject_at(node, pattern, MOST_KEY_BYTES)
     cdef const Entry *slow = known_entry(sublist, pattern, size, hash_bytes(pattern, size, sublist.seed))
     if slow == NULL:
         node.key.flags &= ~NODE_SLOW
-    else:
-        entry.slow_until_us = max(entry.slow_until_us, slow.slow_until_us)
+        return
+    entry.slow_until_us = max(entry.slow_until_us, slow.slow_until_us)
+    if slow.slow_told_us > entry.slow_told_us:
+        entry.slow_told_us = slow.slow_told_us
+        entry.slow_told_to = slow.slow_told_to
 
 
 cdef const Entry *known_entry(Sublist sublist, const uint8_t *subject, size_t size, uint64_t hash) noexcept:
@@ -270,14 +273,16 @@ cdef class Sublist(Interest):
                 slow_down(self, entry, self.found[i])
         return entry
 
-    def hold_by_pattern(self, bytes pattern not None):
-        """Who publishes to any subject that matches this pattern waits until the slow_until_us of the pattern's own
-        entry, while that is in the cache."""
+    def note_slow(self, bytes pattern not None, bint is_elsewhere):
+        """Entries that are made from here on, of subjects that match this pattern, have its own entry's slow_until_us
+        and slow_told_us, while that is in the cache. If its subscriber `is_elsewhere`, those that are there are made
+        anew: who publishes to them waits, too."""
         cdef bytes padded = pattern + bytes(SLACK)
         cdef Node *node = self.node_at(padded, len(pattern))
         if node != NULL:   # (else that interest has ended meanwhile)
             node.key.flags |= NODE_SLOW
-            self.node_changed(node)   # those that are in the cache are made anew, too
+            if is_elsewhere:
+                self.node_changed(node)
 
     cdef Sublist former_members(self):
         if self.former is None:

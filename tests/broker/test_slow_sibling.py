@@ -209,6 +209,21 @@ def test_a_pattern_is_told_again_as_long_as_its_subscriber_is_behind(swarm: Swar
     assert is_held(publisher)
 
 
+def test_a_publisher_of_small_messages_with_subjects_of_their_own_waits_as_long(swarm: Swarm) -> None:
+    """They have room in what is queued already, so that nobody asks how much that is."""
+    reader, publisher = swarm.client(1, b"A", b"SUB stream.* 1\r\n"), swarm.client(0, b"A")
+    swarm.stop_reading(reader)
+    publisher.feed(b"".join(publish(b"stream.%d" % number) for number in range(ENOUGH)))
+    swarm.mesh.carry(0, 1, 1 << 30)
+    swarm.said_slow(1, 0)
+    for number in range(3 * SLOW_US // SLOW_AGAIN_US):
+        publisher.feed(publish(b"stream.small%d" % number, b"x"))
+        assert is_held(publisher), number
+        swarm.mesh.carry(0, 1, 1 << 30)
+        swarm.said_slow(1, 0)
+        swarm.pass_time(SLOW_AGAIN_US)
+
+
 def test_what_is_told_of_a_pattern_that_nobody_subscribes_to_any_more_holds_nobody(swarm: Swarm) -> None:
     reader, publisher = swarm.client(1, b"A", b"SUB stream.* 1\r\n"), swarm.client(0, b"A")
     swarm.stop_reading(reader)
