@@ -1020,6 +1020,8 @@ cdef class ClientConnection(Peer):
         self.max_payload_bytes = limits.max_payload_bytes
         self.max_subs = limits.max_subscriptions
         self.max_subject_tokens = limits.max_subject_tokens
+        if self.repeat != NULL:   # (nobody looks at the size of a line that repeats)
+            self.repeat.line_size = 0
 
     def authenticated(self):
         """Every operation is allowed from now on."""

@@ -850,6 +850,7 @@ cdef class Fanout:
         cdef const uint8_t *tail = publish.tail
         cdef const uint8_t *payload = publish.payload
         cdef Blob *blob
+        self.box.stalling = NULL   # (a link that is behind with the PONG before it makes nobody wait)
         if unlikely(self.onward is not None):
             return self.onward.pass_on(sublist, entry, publish, plainly, queues, n_queues, outcome)
         blob = self.share(publish, entry.n_plain)

@@ -12,7 +12,7 @@ from libc.string cimport memcmp, memcpy
 from gnatswarm.broker.asked cimport Request
 from gnatswarm.broker.connection cimport ClientConnection
 from gnatswarm.broker.fence cimport is_of_end
-from gnatswarm.broker.interest cimport GATEWAY_NUMBER
+from gnatswarm.broker.interest cimport GATEWAY_NUMBER, MOST_SHARDS, NODE_LITERAL, Node, QueueGroup, Sub
 from gnatswarm.broker.outbuf cimport (
     CLOSE_CLIENT_CLOSED, CLOSE_NONE, CLOSE_PARSE_ERROR, STALL_IF_TAKEN_US, OutBuf, iovec, out_append, out_call,
     out_init, out_mark_dirty, out_release, out_reserve)
@@ -26,12 +26,13 @@ from gnatswarm.broker.routewire cimport (
     ROUTE_PART, ROUTE_PING, ROUTE_PONG, ROUTE_QUEUE_ACK, ROUTE_QUEUE_END, ROUTE_QUEUE_MSG, ROUTE_QUEUE_NAK, ROUTE_SHIFT,
     ROUTE_SLOW, ROUTE_STOP, ROUTE_SUB, ROUTE_TAKE, ROUTE_UNSUB, RouteOpKind, has_words, parse_plain_message,
     parse_route_op)
-from gnatswarm.broker.subject cimport SUBJECT_BAD, subject_kind
+from gnatswarm.broker.rules cimport StreamImport
+from gnatswarm.broker.subject cimport SUBJECT_BAD, SUBJECT_WILDCARD, subject_kind, subject_matches
 from gnatswarm.broker.sublist cimport MOST_MATCHING, PREFIX_BYTES, count_steps, match_steps
 from gnatswarm.broker.table cimport MOST_KEY_BYTES
 from gnatswarm.broker.fanout cimport (
-    MOST_DELIVERED, ORIGIN_SIBLING, ORIGIN_SIBLING_ACCOUNT, PLAINLY, Outcome, Publish, no_outcome)
-from gnatswarm.broker.entry cimport extras_of, renamed_entry
+    MOST_DELIVERED, ORIGIN_SIBLING, ORIGIN_SIBLING_ACCOUNT, PLAINLY, Onward, Outcome, Publish, no_outcome)
+from gnatswarm.broker.entry cimport Draft, extras_of, is_foreign, renamed_entry
 from gnatswarm.broker.traced cimport give_traced_here, is_under_trace, untraced
 from gnatswarm.broker.word cimport SLACK, hash_bytes, likely, unlikely
 
@@ -41,6 +42,7 @@ cdef enum:
     # such runs find the subscriber behind, SLOW is sent again before the last one ends.
     SLOW_US = 300000
     SLOW_AGAIN_US = 50000
+    MOST_PATTERNS = 8   # of subscribers to one subject who are behind, that are told with it
     # A server that joins may tell a million interests. At 0.6 us each, one read of all that fits took 5 ms, in which no
     # client was served: after a read with so many, so many bytes are read at a time, until a read has none.
     MUCH_TOLD = 32
@@ -70,6 +72,118 @@ cdef Token jetstream_subject(Token *reply) noexcept nogil:
 
 cdef inline bint is_bad(Token subject) noexcept:
     return subject_kind(subject.at, subject.size) == SUBJECT_BAD or subject.size > MOST_KEY_BYTES
+
+
+cdef inline uint32_t targets_of(const Entry *entry) noexcept nogil:
+    """How many subscriptions here it has."""
+    cdef uint32_t n = entry.n_plain, i
+    for i in range(entry.n_choices):
+        n += entry.choices[i].n_local
+    return n
+
+
+cdef inline bint makes_wait(const OutBuf *out, uint64_t now) noexcept nogil:
+    """Is it behind, and takes bytes?"""
+    return out.is_behind and out.close_reason == CLOSE_NONE \
+        and (out.max_pending == 0 or now - out.taken_us < STALL_IF_TAKEN_US)
+
+
+cdef Node *pattern_of(Sublist sublist, Entry *entry, uint32_t i) except? NULL:
+    """What target i is subscribed to in this account; another account's client by an import. NULL: to nothing with
+    wildcards."""
+    cdef uint8_t[MOST_KEY_BYTES + SLACK] pattern
+    cdef const Sub *sub = entry.targets[i].sub
+    cdef Node *node = sub.node
+    if is_foreign(entry, i):
+        node = NULL
+        for address, stream in (<ClientConnection>entry.targets[i].out.peer).shadows.cast_by.get(<size_t>sub, ()):
+            sub = <Sub *><size_t>address
+            if (<StreamImport>stream).exporter is sublist and subject_matches(
+                    pattern, sublist.subject_of(sub.node, pattern, MOST_KEY_BYTES), entry.text, entry.subject_size):
+                node = sub.node
+                break
+    return NULL if node == NULL or node.key.kind == NODE_LITERAL else node
+
+
+cdef int patterns_behind(Sublist sublist, Entry *entry, uint64_t now, const Node **found) except -1:
+    """The patterns, at most MOST_PATTERNS, to which those of its subscribers subscribe who make publishers wait."""
+    cdef const Node *node
+    cdef uint32_t i
+    cdef int n = 0
+    for i in range(targets_of(entry)):
+        if n == MOST_PATTERNS:
+            break
+        if makes_wait(entry.targets[i].out, now):
+            node = pattern_of(sublist, entry, i)
+            if node != NULL and (n == 0 or node != found[n - 1]):
+                found[n] = node
+                n += 1
+    return n
+
+
+cdef bint is_wanted_by(const Node *node, uint64_t slots) noexcept nogil:
+    """Is any of these interested in the node's subject, plainly or for a queue group?"""
+    cdef const QueueGroup *group = node.groups
+    cdef uint32_t i
+    if node.remote & slots:
+        return True
+    while group != NULL:
+        for i in range(group.n_remote):
+            if (slots >> group.remote[i].shard) & 1:
+                return True
+        group = group.next
+    return False
+
+
+cdef int servers_patterns_behind(Onward onward, Sublist sublist, Entry *entry, uint64_t now,
+                                 const Node **found) noexcept:
+    """The same of other servers."""
+    cdef Draft draft
+    cdef uint64_t behind = 0
+    cdef const OutBuf *out
+    cdef uint32_t i
+    cdef int slot, n = 0
+    for slot in range(MOST_SHARDS):
+        out = onward.output(slot)
+        if out != NULL and makes_wait(out, now):
+            behind |= <uint64_t>1 << slot
+    draft.subject = entry.text
+    draft.size = entry.subject_size
+    draft.hash = entry.hash
+    sublist.n_found = 0
+    if behind == 0 or not sublist.gather(&draft):
+        return 0
+    for i in range(sublist.n_found):
+        if n < <int>MOST_PATTERNS and sublist.found[i].key.kind != NODE_LITERAL \
+                and is_wanted_by(sublist.found[i], behind):
+            found[n] = sublist.found[i]
+            n += 1
+    return n
+
+
+cdef bint say_slow(SiblingLink link, Sublist sublist, Entry *entry) noexcept:
+    """Say it of the entry's subject, or pattern. False: that was said lately."""
+    cdef const uint8_t *account = sublist.account
+    cdef size_t account_size = len(sublist.account)
+    cdef uint64_t now = link.out.box.now_us
+    cdef uint8_t *to
+    if now - entry.slow_told_us >= SLOW_AGAIN_US or entry.slow_told_us < link.joined_us:
+        entry.slow_told_us = now   # (whoever was told before this link joined may be another process)
+        entry.slow_told_to = 0
+    elif (entry.slow_told_to >> link.shard) & 1:
+        return False
+    entry.slow_told_to |= <uint64_t>1 << link.shard
+    to = out_reserve(&link.out, account_size + entry.subject_size + 8)
+    if to == NULL:
+        return False
+    memcpy(to, b'SLOW ', 5)
+    memcpy(to + 5, account, account_size)
+    to[5 + account_size] = c' '
+    memcpy(to + 6 + account_size, entry.text, entry.subject_size)
+    memcpy(to + 6 + account_size + entry.subject_size, b'\r\n', 2)
+    link.out.pos += 8 + account_size + entry.subject_size
+    out_mark_dirty(&link.out)
+    return True
 
 
 cdef class SiblingLink(OriginLink):
@@ -547,20 +661,15 @@ cdef class SiblingLink(OriginLink):
         """A subscriber is behind, or was when this was said last: small messages fill its last chunk without anybody
         asking how much is pending, and who publishes them must not go on because SLOW was not said again."""
         cdef uint64_t now = self.out.box.now_us
-        cdef uint32_t n = entry.n_plain, i
-        cdef OutBuf *out
+        cdef uint32_t i
         if not is_slow:
             if now - entry.slow_told_us < SLOW_AGAIN_US:
                 return
             if now - entry.slow_told_us > 2 * SLOW_US:
                 entry.slow_told_us = 0
                 return
-            for i in range(entry.n_choices):
-                n += entry.choices[i].n_local
-            for i in range(n):
-                out = entry.targets[i].out
-                if out.is_behind and out.close_reason == CLOSE_NONE \
-                        and (out.max_pending == 0 or now - out.taken_us < STALL_IF_TAKEN_US):
+            for i in range(targets_of(entry)):
+                if makes_wait(entry.targets[i].out, now):
                     is_slow = True
                     break
         if is_slow:
@@ -568,33 +677,33 @@ cdef class SiblingLink(OriginLink):
 
     cdef void tell_slow(self, Sublist sublist, Entry *entry) noexcept:
         """A subscriber here is behind. The link never waits, because it serves others too: the sibling makes the
-        publishers of this subject wait."""
-        cdef const uint8_t *account = sublist.account
-        cdef size_t account_size = len(sublist.account)
-        cdef uint64_t now = self.out.box.now_us
-        cdef uint8_t *to
-        if now - entry.slow_told_us >= SLOW_AGAIN_US or entry.slow_told_us < self.joined_us:
-            entry.slow_told_us = now   # (whoever was told before this link joined may be another process)
-            entry.slow_told_to = 0
-        elif (entry.slow_told_to >> self.shard) & 1:
+        publishers of this subject wait, and of all that matches the subscriber's pattern. (Where each message has a
+        subject of its own, its SLOW comes when nobody publishes to that any more.)"""
+        cdef uint8_t[MOST_KEY_BYTES + SLACK] subject
+        cdef const Node *patterns[MOST_PATTERNS]
+        cdef int n = 0, i
+        cdef size_t size
+        if not say_slow(self, sublist, entry):
             return
-        entry.slow_told_to |= <uint64_t>1 << self.shard
-        to = out_reserve(&self.out, account_size + entry.subject_size + 8)
-        if to != NULL:
-            memcpy(to, b'SLOW ', 5)
-            memcpy(to + 5, account, account_size)
-            to[5 + account_size] = c' '
-            memcpy(to + 6 + account_size, entry.text, entry.subject_size)
-            memcpy(to + 6 + account_size + entry.subject_size, b'\r\n', 2)
-            self.out.pos += 8 + account_size + entry.subject_size
-            out_mark_dirty(&self.out)
+        if self.fanout.onward is not None:
+            n = servers_patterns_behind(self.fanout.onward, sublist, entry, self.out.box.now_us, patterns)
+        elif sublist.is_current(entry):   # (else a subscription of it may have ended)
+            n = patterns_behind(sublist, entry, self.out.box.now_us, patterns)
+        for i in range(n):
+            size = sublist.subject_of(patterns[i], subject, MOST_KEY_BYTES)
+            entry = sublist.find(subject, size, hash_bytes(subject, size, sublist.seed))
+            if entry != NULL and say_slow(self, sublist, entry):
+                (<object>sublist).note_slow(subject[:size], False)
 
     cdef int on_slow(self, RouteOp *op) except -1:
-        """A subscriber on the sibling is behind: publishers to this subject wait, until SLOW_US after the last SLOW."""
+        """A subscriber on the sibling is behind: publishers to this subject, or to all that match this pattern, wait
+        until SLOW_US after the last SLOW."""
         cdef Sublist sublist = self.mesh.sublist_of(op.account.at, op.account.size)
         cdef Entry *entry
         if sublist is None:
             return self.broken("unknown account " + repr(op.account.at[:op.account.size]))
+        if subject_kind(op.subject.at, op.subject.size) == SUBJECT_WILDCARD:
+            (<object>sublist).note_slow(op.subject.at[:op.subject.size], True)
         entry = sublist.find(op.subject.at, op.subject.size,
                              hash_bytes(op.subject.at, op.subject.size, sublist.seed))
         if entry != NULL:

@@ -78,6 +78,7 @@ cdef class Peer:
                 self.blob_filled += n
                 return 0
             self.blob = NULL
+            self.out.box.stalling = NULL   # (see carry_out())
             try:
                 self.consume(blob.data, blob.size, blob)
             finally:
@@ -98,6 +99,7 @@ cdef class Peer:
         """Call consume(), and keep the bytes that it leaves."""
         cdef Py_ssize_t done = 0
         self.needs = 0
+        self.out.box.stalling = NULL   # who is behind with what others have caused, such as clients that went
         if not self.holds:
             done = self.consume(data, size, NULL)
         if self.is_closing or <size_t>done == size:

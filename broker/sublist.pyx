@@ -11,15 +11,17 @@ from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memchr, memcmp, memset
 
 from gnatswarm.broker.entry cimport STALE, Earlier, Extras, choice_named, draft_entry, extras_of
-from gnatswarm.broker.interest cimport MOST_SHARDS, NODE_LITERAL, NODE_TOKEN, SUB_SHADOW, Shadow, is_unused, node_key
+from gnatswarm.broker.interest cimport (
+    MOST_SHARDS, NODE_LITERAL, NODE_TOKEN, SUB_SHADOW, Shadow, is_unused, node_key, subject_at)
 from gnatswarm.broker.subject cimport has_empty_token
-from gnatswarm.broker.table cimport prefetch, spread_table, table_expect, table_find
+from gnatswarm.broker.table cimport MOST_KEY_BYTES, prefetch, spread_table, table_expect, table_find
 from gnatswarm.broker.tally cimport Counts
-from gnatswarm.broker.word cimport hash_bytes, likely, unlikely
+from gnatswarm.broker.word cimport SLACK, hash_bytes, likely, unlikely
 
 import os
 
 cdef enum:
+    NODE_SLOW = 2   # Node.key.flags, beside NODE_WIDE: see note_slow()
     MOST_EXPECTED_BYTES = 128   # of a subject that is looked at before its line is read
     FEW_STREAMS = 16            # a look at each import takes no longer than an index of them
 
@@ -40,6 +42,33 @@ cdef index_of(list patterns):
     from gnatswarm.broker.pattern_index import PatternIndex
 
     return PatternIndex(patterns)
+
+
+cdef void slow_down(Sublist sublist, Entry *entry, Node *node) noexcept:
+    """The new entry meets a pattern of which SLOW was said: what that has brought holds for its subject, too."""
+    cdef uint8_t[MOST_KEY_BYTES + SLACK] pattern
+    cdef size_t size = subject_at(node, pattern, MOST_KEY_BYTES)
+    cdef const Entry *slow = known_entry(sublist, pattern, size, hash_bytes(pattern, size, sublist.seed))
+    if slow == NULL:
+        node.key.flags &= ~NODE_SLOW
+        return
+    entry.slow_until_us = max(entry.slow_until_us, slow.slow_until_us)
+    if slow.slow_told_us > entry.slow_told_us:
+        entry.slow_told_us = slow.slow_told_us
+        entry.slow_told_to = slow.slow_told_to
+
+
+cdef const Entry *known_entry(Sublist sublist, const uint8_t *subject, size_t size, uint64_t hash) noexcept:
+    """As Sublist.peek(), also where it is stale."""
+    cdef const uint64_t *ways = sublist.cache + <size_t>(hash & sublist.cache_mask) * CACHE_WAYS
+    cdef const Entry *entry
+    cdef int i
+    for i in range(CACHE_WAYS):
+        entry = <Entry *>(ways[i] & ((<uint64_t>1 << 48) - 1))
+        if entry != NULL and entry.hash == hash and entry.subject_size == size \
+                and memcmp(entry.text, subject, size) == 0:
+            return entry
+    return NULL
 
 
 cdef class Sublist(Interest):
@@ -204,6 +233,7 @@ cdef class Sublist(Interest):
         cdef Entry *entry
         cdef Entry *rules = NULL
         cdef uint64_t steps = self.n_steps
+        cdef uint32_t i
         cdef int maker = -1
         global match_steps
         self.n_builds += 1
@@ -238,7 +268,21 @@ cdef class Sublist(Interest):
         if not self.store(entry):
             free(entry)
             return NULL
+        for i in range(self.n_found):
+            if unlikely(self.found[i].key.flags & NODE_SLOW):
+                slow_down(self, entry, self.found[i])
         return entry
+
+    def note_slow(self, bytes pattern not None, bint is_elsewhere):
+        """Entries that are made from here on, of subjects that match this pattern, have its own entry's slow_until_us
+        and slow_told_us, while that is in the cache. If its subscriber `is_elsewhere`, those that are there are made
+        anew: who publishes to them waits, too."""
+        cdef bytes padded = pattern + bytes(SLACK)
+        cdef Node *node = self.node_at(padded, len(pattern))
+        if node != NULL:   # (else that interest has ended meanwhile)
+            node.key.flags |= NODE_SLOW
+            if is_elsewhere:
+                self.node_changed(node)
 
     cdef Sublist former_members(self):
         if self.former is None:

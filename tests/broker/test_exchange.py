@@ -1291,6 +1291,35 @@ def test_a_subscriber_that_is_behind_holds_no_connection_to_a_server():
     cluster.close()
 
 
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [("leaf", b"LS+ wan.*"), ("leaf", b"LS+ wan.> q 1"), ("hub", b"LS+ >"), ("route", b"RS+ $G wan.*")],
+)
+def test_publishers_wait_for_a_server_that_is_behind_also_where_each_message_has_a_subject_of_its_own(
+    kind: Literal["route", "leaf", "hub"], words: bytes
+):
+    cluster = Members(1, fenced=False)
+    end = server(cluster, kind, words)
+    publisher, other = cluster.members[0].clients[:2]
+    end.engine.probe.set_takes(end.socket, 0)
+    end.socket.set_stall_mark(100_000)
+    for number in range(20):
+        publisher.feed(b"PUB wan.%d 20000\r\n%b\r\n" % (number, b"x" * 20_000))
+    assert not publisher.socket.is_stalled
+    cluster.settle()
+    publisher.feed(b"PUB wan.new 1\r\nx\r\n")
+    assert publisher.socket.is_stalled
+    if words != b"LS+ >":
+        other.feed(b"PUB elsewhere 1\r\nx\r\n")
+        assert not other.socket.is_stalled
+    end.engine.probe.set_takes(end.socket, -1)
+    for engine in cluster.members[0].mesh.engines.values():
+        engine.probe.release_stalls()
+    cluster.settle()
+    end.link.leave()
+    cluster.close()
+
+
 @pytest.mark.parametrize("kind", ["leaf", "route"])
 def test_a_server_hears_when_answers_are_wanted_no_more(kind: Literal["leaf", "route"]):
     """Where the shard that asked has gone, and none has taken over what is due to it, or that one has it no more."""

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from gnatswarm.broker.limits import Limits
 from gnatswarm.broker.rules import StreamImport
+from gnatswarm.broker.tally import Tally
 from tests.support.engine import NO_RESPONDERS, QUIET, WITH_HEADERS, Engine, EngineClient, frames
 from tests.support.mesh import Mesh, of_account
 from tests.support.model import Model
@@ -193,6 +194,17 @@ def test_of_many_subscriptions_for_its_reply_a_requestor_hears_503_on_one_of_its
 def counted(clients, publisher, data):
     publisher.feed(data)
     return Counter(index for index, client in enumerate(clients) for _ in client.messages())
+
+
+def test_who_has_its_max_in_a_run_counts_in_the_width_of_what_it_took_of_it(engine):
+    engine.probe.sublist.count_into(Tally(16))
+    *readers, publisher = engine.clients(4)
+    for reader, most in zip(readers, (2, 3, 100), strict=True):
+        reader.feed(b"SUB a 1\r\nUNSUB 1 %d\r\n" % most)
+    publisher.feed(b"PUB a 1\r\nx\r\n")  # the line that the run repeats
+    publisher.feed(b"PUB a 1\r\nx\r\n" * 5)
+    assert [len(reader.messages()) for reader in readers] == [2, 3, 6]
+    assert engine.probe.sublist.take_widths() == ((0, 3, 1, 2), ())
 
 
 def test_one_member_of_a_group_gets_each_message_and_all_members_their_share(engine):

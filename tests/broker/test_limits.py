@@ -90,6 +90,13 @@ def test_limits_may_change_while_a_client_is_there():
     assert client.talk(b"PUB a 6\r\n") == b"-ERR 'Maximum Payload Violation'\r\n"
 
 
+def test_a_smaller_max_payload_holds_for_a_publish_that_repeats_the_last_one():
+    client = Engine().client()
+    client.feed(b"SUB a 1\r\n" + b"PUB a 6\r\nbefore\r\n" * 2)
+    client.connection.set_limits(Limits(max_payload_bytes=5))
+    assert client.talk(b"PUB a 6\r\nbehind\r\n") == b"-ERR 'Maximum Payload Violation'\r\n"
+
+
 # ---- what waits to be sent
 
 

@@ -355,6 +355,26 @@ def test_every_request_of_many_that_are_on_their_way_is_told(make: Callable[...,
     assert kept.n_asked == 0
 
 
+def test_it_is_known_whose_request_each_is_of_many_that_go_behind_acknowledged_ones(make: Callable[..., Mesh]) -> None:
+    """Of two clients in turns, more are on their way than there was room for; the oldest is not first there."""
+    mesh = make()
+    asker, other = asker_of(mesh), client_of(mesh, 0, 1)
+    other.feed(b"SUB inbox 8\r\n")
+    denied_at(mesh, 1)
+    mesh.settle()
+    asker.feed(10 * b"PUB x.ok inbox 0\r\n\r\n" + b"PING\r\n")
+    mesh.settle()
+    asker.take()
+    mine, theirs = 0, 0
+    for number in range(200):
+        client = other if number % 3 else asker
+        mine, theirs = mine + (client is asker), theirs + (client is other)
+        client.feed(b"PUB x.no inbox 0\r\n\r\n")
+    mesh.settle()
+    assert asker.take() == mine * NOBODY
+    assert other.take() == theirs * NOBODY.replace(b"inbox 9", b"inbox 8")
+
+
 def test_what_is_kept_of_requests_to_other_accounts_is_bounded_by_their_size(make: Callable[..., Mesh]) -> None:
     mesh = make()
     with_services(mesh)

@@ -33,7 +33,10 @@ class Swarm:
             a, b = mesh.account(b"A"), mesh.account(b"B")
             kind = rules.RESPONSE_KINDS["stream"]
             b.set_rules([], [rules.ServiceImport(b, a, b"service", b"service", kind, 120_000_000)])
-            b.streams = [rules.StreamImport(a, b"stream", b"stream")]
+            b.streams = [
+                rules.StreamImport(a, b"stream", b"stream"),
+                rules.StreamImport(a, b"streams.>", b"from.a.>"),
+            ]
 
     def client(self, shard: int, account: bytes, words: bytes = b"") -> EngineClient:
         """A client that has sent these operations, after every shard has received their effects."""
@@ -146,6 +149,91 @@ def test_slow_is_said_again_as_long_as_it_is_true_but_not_for_each_message(swarm
     swarm.mesh.settle()
 
 
+@pytest.mark.parametrize("pattern", [b"stream.*", b"stream.>", b">"])
+@pytest.mark.parametrize("queue", [b"", b"q"], ids=["plain", "queue"])
+def test_a_publisher_waits_whose_messages_each_have_a_subject_of_their_own(
+    swarm: Swarm, pattern: bytes, queue: bytes
+) -> None:
+    """A SLOW for a subject comes when nobody publishes to it any more; so the subscriber's pattern is told."""
+    reader, publisher = swarm.client(1, b"A", b"SUB %b %b 1\r\n" % (pattern, queue)), swarm.client(0, b"A")
+    elsewhere, other = swarm.client(1, b"B", b"SUB stream.other 1\r\n"), swarm.client(0, b"B")
+    known = b"stream.known"
+    publisher.feed(publish(known))
+    swarm.mesh.settle()
+    swarm.stop_reading(reader)
+    publisher.feed(b"".join(publish(b"stream.%d" % number) for number in range(ENOUGH)))
+    assert not is_held(publisher)
+    swarm.mesh.carry(0, 1, 1 << 30)
+    assert swarm.said_slow(1, 0).count(b"SLOW A " + pattern) == 1
+    for subject in (b"stream.new", known):
+        publisher.feed(publish(subject))
+        assert is_held(publisher), subject
+        swarm.pass_time(SLOW_US // 3)
+        assert not is_held(publisher)
+    other.feed(publish(b"stream.other"))
+    assert not is_held(other)
+    swarm.pass_time(SLOW_US)
+    publisher.feed(publish(b"stream.newer") + publish(known))
+    assert not is_held(publisher)
+    swarm.mesh.settle()
+    assert elsewhere.messages() and not reader.is_over
+
+
+def test_so_does_one_to_whom_the_subscriber_of_another_account_listens(swarm: Swarm) -> None:
+    """By another subject there; the pattern is told as it is in the publisher's account."""
+    reader, publisher = swarm.client(1, b"B", b"SUB from.a.*.x 1\r\n"), swarm.client(0, b"A")
+    swarm.stop_reading(reader)
+    publisher.feed(b"".join(publish(b"streams.%d.x" % number) for number in range(ENOUGH)))
+    swarm.mesh.carry(0, 1, 1 << 30)
+    assert swarm.said_slow(1, 0).count(b"SLOW A streams.*.x") == 1
+    publisher.feed(publish(b"streams.new.x"))
+    assert is_held(publisher)
+    swarm.pass_time(SLOW_US // 3)
+    publisher.feed(publish(b"streams.new.y"))
+    assert not is_held(publisher)
+
+
+def test_a_pattern_is_told_again_as_long_as_its_subscriber_is_behind(swarm: Swarm) -> None:
+    reader, publisher = swarm.client(1, b"A", b"SUB stream.* 1\r\n"), swarm.client(0, b"A")
+    swarm.stop_reading(reader)
+    publisher.feed(b"".join(publish(b"stream.%d" % number) for number in range(ENOUGH)))
+    swarm.mesh.carry(0, 1, 1 << 30)
+    assert swarm.said_slow(1, 0).count(b"SLOW A stream.*") == 1
+    for us, expected in ((SLOW_AGAIN_US - 1, 0), (1, 1), (1, 0)):
+        swarm.pass_time(us)
+        publisher.feed(publish(b"stream.%d" % us, BODY * 10))
+        swarm.mesh.carry(0, 1, 1 << 30)
+        assert swarm.said_slow(1, 0).count(b"SLOW A stream.*") == expected
+    swarm.pass_time(SLOW_US - SLOW_AGAIN_US)  # the first word has worn off, not the second one
+    publisher.feed(publish(b"stream.new"))
+    assert is_held(publisher)
+
+
+def test_a_publisher_of_small_messages_with_subjects_of_their_own_waits_as_long(swarm: Swarm) -> None:
+    """They have room in what is queued already, so that nobody asks how much that is."""
+    reader, publisher = swarm.client(1, b"A", b"SUB stream.* 1\r\n"), swarm.client(0, b"A")
+    swarm.stop_reading(reader)
+    publisher.feed(b"".join(publish(b"stream.%d" % number) for number in range(ENOUGH)))
+    swarm.mesh.carry(0, 1, 1 << 30)
+    swarm.said_slow(1, 0)
+    for number in range(3 * SLOW_US // SLOW_AGAIN_US):
+        publisher.feed(publish(b"stream.small%d" % number, b"x"))
+        assert is_held(publisher), number
+        swarm.mesh.carry(0, 1, 1 << 30)
+        swarm.said_slow(1, 0)
+        swarm.pass_time(SLOW_AGAIN_US)
+
+
+def test_what_is_told_of_a_pattern_that_nobody_subscribes_to_any_more_holds_nobody(swarm: Swarm) -> None:
+    reader, publisher = swarm.client(1, b"A", b"SUB stream.* 1\r\n"), swarm.client(0, b"A")
+    swarm.stop_reading(reader)
+    publisher.feed(b"".join(publish(b"stream.%d" % number) for number in range(ENOUGH)))
+    reader.feed(b"UNSUB 1\r\n")
+    swarm.mesh.settle()
+    publisher.feed(publish(b"stream.new"))
+    assert not is_held(publisher)
+
+
 @pytest.mark.parametrize("words", [b"SUB service 1\r\n", b"SUB service q 1\r\n"], ids=["plain", "queue"])
 def test_who_asks_a_service_waits_for_a_responder_elsewhere_that_is_behind(swarm: Swarm, words: bytes) -> None:
     responder, asker = swarm.client(1, b"A", words), swarm.client(0, b"B")
@@ -183,3 +271,43 @@ def test_who_answers_waits_for_an_asker_that_is_behind(swarm: Swarm, at: int) ->
     assert not is_held(responder)
     responder.feed(publish(reply))
     assert is_held(responder)
+
+
+@pytest.fixture
+def behind(swarm: Swarm) -> Iterator[Swarm]:
+    """Shard 0's link to shard 1 is behind."""
+    swarm.client(1, b"A", b"SUB far 1\r\n")
+    publisher = swarm.client(0, b"A")
+    end = swarm.mesh.ends[0, 1]
+    assert end.socket is not None and end.link is not None
+    end.engine.probe.set_takes(end.socket, 0)
+    end.socket.set_stall_mark(10_000)
+    publisher.feed(publish(b"far") * 100)
+    swarm.mesh.finish()
+    assert end.link.is_behind and is_held(publisher)
+    yield swarm
+    end.engine.probe.set_takes(end.socket, -1)
+
+
+def test_who_publishes_here_does_not_wait_for_a_link_that_was_told_of_a_client_that_went(behind: Swarm) -> None:
+    goes = behind.client(0, b"A", b"".join(b"SUB inbox.%d %d\r\n" % (number, number) for number in range(500)))
+    while is_held(goes):
+        behind.pass_time(SLOW_US)
+    assert goes.connection.subscriptions == 500
+    publisher = behind.client(0, b"A")
+    goes.close()
+    behind.mesh.finish()
+    publisher.feed(publish(b"near"))
+    assert not is_held(publisher)
+
+
+def test_a_sibling_is_not_told_slow_because_its_pongs_wait(behind: Swarm) -> None:
+    """Who is behind is the link, with the answers to the sibling's own PINGs."""
+    reader = behind.client(0, b"A", b"SUB near 1\r\n")
+    end = behind.mesh.ends[0, 1]
+    assert end.socket is not None
+    pongs = end.socket.queued_from(0).count(b"PONG\r\n")
+    end.engine.probe.feed(end.socket, b"PING\r\n" * 400 + b"RMSG A near 1\r\nx\r\n")
+    assert reader.messages() == [(b"1", b"x")]
+    queued = end.socket.queued_from(0)
+    assert queued.count(b"PONG\r\n") == pongs + 400 and b"SLOW" not in queued
