@@ -29,7 +29,7 @@ from gnatswarm.shards.sockets.blame import costs_its_connection
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Set
+    from collections.abc import Callable, Generator, Set
     from ssl import SSLObject
 
     from gnatswarm.broker.access.auth import Identity
@@ -517,8 +517,8 @@ class HubSession(LeafConnection):
 
     # ---- life
 
-    def row(self, with_subs: bool) -> LeafRow:
-        """This connection on the monitoring pages."""
+    def row(self, with_subs: bool) -> Generator[None, None, LeafRow]:
+        """This connection on the monitoring pages, in steps."""
         name = self.connect.shown if self.connect is not None else ""
         is_spoke = self.connect is not None and self.connect.is_hub
         return self._row(
