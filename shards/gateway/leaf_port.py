@@ -26,7 +26,7 @@ from gnatswarm.shards.gateway.waiting import Waiting
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Iterable, Iterator, Set
+    from collections.abc import Callable, Iterable, Iterator
 
     from gnatswarm.broker.access.auth import Admission, Identity
     from gnatswarm.broker.access.certificate_names import CertificateNames
@@ -141,7 +141,7 @@ class LeafPort:
             )
             users = UserIndex(own.users)
         self.authenticator = Authenticator(own, self._verdicts, users=users)
-        self.user_names: Set[str] = users.names.keys()
+        self.users = users
         self.is_encrypted = leafnodes.tls.is_on
         self.asks_for_certificate = leafnodes.tls.asks_for_certificate
         self.maps_certificates = leafnodes.tls.verify_and_map
