@@ -22,7 +22,7 @@ class PatternIndex(Generic[_Item]):
     """Patterns, each with something that it stands for; answers are in the order in which they were given.
 
     They are kept by their heads, the tokens in front of the first wildcard: two patterns can share a subject only if
-    the head of one begins the other's.
+    the head of one begins the other's. `compared`: how many were compared for all answers so far, some 0.8 us each.
     """
 
     def __init__(self, items: Iterable[tuple[bytes, _Item]]) -> None:
@@ -30,10 +30,11 @@ class PatternIndex(Generic[_Item]):
         for number, (pattern, item) in enumerate(items):
             self._by_head.setdefault(_head(pattern), []).append((number, pattern, item))
         self._heads = sorted(self._by_head)
+        self.compared = 0
 
     def around(self, subject: bytes) -> list[_Item]:
         """Those whose patterns match all that this subject or pattern matches."""
-        found = (one for head in _beginnings(_head(subject)) for one in self._by_head.get(head, ()))
+        found = self._of_heads(_beginnings(_head(subject)))
         return _items(one for one in found if intersection(one[1], subject) == subject)
 
     def meeting(self, subject: bytes) -> list[_Item]:
@@ -46,8 +47,13 @@ class PatternIndex(Generic[_Item]):
                 first, last = (bisect_left(beyond, head + end) for end in (b".", b"/"))  # "/" comes behind "."
                 beyond = beyond[first:last]
             heads += beyond if head else [one for one in beyond if one]
-        found = (one for head in heads for one in self._by_head.get(head, ()))
+        found = self._of_heads(heads)
         return _items(one for one in found if intersection(one[1], subject) is not None)
+
+    def _of_heads(self, heads: Iterable[bytes]) -> list[tuple[int, bytes, _Item]]:
+        found = [one for head in heads for one in self._by_head.get(head, ())]
+        self.compared += len(found)
+        return found
 
 
 def _items(found: Iterable[tuple[int, bytes, _Item]]) -> list[_Item]:

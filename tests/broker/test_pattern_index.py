@@ -51,7 +51,7 @@ def test_it_looks_at_those_with_the_same_beginning(looks: Sequence[object], of_n
     index = PatternIndex(zip(patterns, range(N), strict=True))
     for n, pattern in enumerate(patterns):
         assert index.around(pattern) == index.meeting(pattern) == [n]
-    assert len(looks) == 2 * N
+    assert len(looks) == 2 * N == index.compared
 
 
 @pytest.mark.parametrize("is_service", [True, False], ids=["service", "stream"])
