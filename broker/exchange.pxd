@@ -216,7 +216,6 @@ cdef class Exchange(Onward):
                      bytes now) except -1
     # A slot's interest has changed: in a subject of its account, which may be one of an imported stream. `members` of
     # the queue group, or 1; 0: the interest has ended.
-    cdef dict interest_of(self, int slot)
     # Returns of how many streams nothing comes, because the exporter's subject is longer than MOST_KEY_BYTES.
     cdef int follow_streams(self, int slot, bytes subject, bytes queue, uint32_t members) except -1
     cdef int want_stream(self, int slot, Sublist exporter, bytes wanted, bytes queue, bytes subject,

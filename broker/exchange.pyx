@@ -49,6 +49,7 @@ cdef uint64_t MOST_CID = (<uint64_t>1 << CID_BITS) - 1
 
 cdef enum:
     STEPS_A_RENEWAL = 300   # of what a leaf node wants, at a reload
+    MET_AT_ONCE = 1000      # subjects of an account, where one peer's are looked for
     TO_SIBLINGS = 1 << PEER_SIBLING
     TO_ROUTES = 1 << PEER_ROUTE
     TO_LEAVES = 1 << PEER_LEAF
@@ -68,6 +69,8 @@ cdef int[4] INTEREST = [
     TO_SIBLINGS | TO_LEAVES,
 ]
 
+
+cdef size_t ALL_OF_IT = <size_t>-1
 
 cdef const uint8_t *ANSWERERS = b'_sys_'
 
@@ -254,22 +257,22 @@ cdef class Answered(InterestSink):
 
 
 cdef class Collecting(InterestSink):
-    """What one peer is interested in: (subject, queue) → members, 1 without a queue."""
+    """What one peer is interested in: (account, subject, queue or b""), at most so many."""
 
     cdef uint32_t slot
+    cdef size_t most
     cdef dict found
 
     cdef void on_remote(self, Interest interest, const uint8_t *subject, size_t size, uint64_t before,
                         uint64_t after) noexcept:
-        if (after >> self.slot) & 1:
-            self.found[subject[:size], b""] = 1
+        if (after >> self.slot) & 1 and <size_t>len(self.found) < self.most:
+            self.found[interest.account, subject[:size], b""] = None
 
     cdef void on_remote_queue(self, Interest interest, const uint8_t *subject, size_t size, const QueueGroup *group,
                               uint32_t shard, uint32_t before) noexcept:
-        cdef uint32_t members = members_of(group, <uint64_t>1 << self.slot)
-        if members:
-            self.found[subject[:size],
-                       (<const uint8_t *>group.name + sizeof(QueueName))[:group.name.key.size]] = members
+        if <size_t>len(self.found) < self.most and members_of(group, <uint64_t>1 << self.slot):
+            self.found[interest.account, subject[:size],
+                       (<const uint8_t *>group.name + sizeof(QueueName))[:group.name.key.size]] = None
 
 
 cdef uint32_t members_told(Sublist sublist, int slot, bytes subject, bytes queue) except? 0xFFFFFFFF:
@@ -281,25 +284,6 @@ cdef uint32_t members_told(Sublist sublist, int slot, bytes subject, bytes queue
         return sublist.remote_members(slot, at, len(subject), name, len(queue)) & ~SECOND_CHOICE
     node = sublist.node_at(at, len(subject))
     return node != NULL and (node.remote >> slot) & 1
-
-
-cdef class Listing(InterestSink):
-    """What one member of the cluster is interested in: (account, subject, queue), at most so many."""
-
-    cdef uint32_t slot
-    cdef size_t most
-    cdef list found
-
-    cdef void on_remote(self, Interest interest, const uint8_t *subject, size_t size, uint64_t before,
-                        uint64_t after) noexcept:
-        if (after >> self.slot) & 1 and <size_t>len(self.found) < self.most:
-            self.found.append((interest.account, subject[:size], b""))
-
-    cdef void on_remote_queue(self, Interest interest, const uint8_t *subject, size_t size, const QueueGroup *group,
-                              uint32_t shard, uint32_t before) noexcept:
-        if <size_t>len(self.found) < self.most and members_of(group, <uint64_t>1 << self.slot):
-            self.found.append((interest.account, subject[:size],
-                               (<const uint8_t *>group.name + sizeof(QueueName))[:group.name.key.size]))
 
 
 cdef inline bint is_answerers(const QueueGroup *group) noexcept:
@@ -923,31 +907,50 @@ cdef class Exchange(Onward):
                 self.send(slot, local, publish, names, n, been)
                 outcome.deliveries += publish.count
 
-    def interest_told(self, int slot, size_t most) -> list:
-        """The subjects in which the other end of a leaf node connection is interested, at most so many."""
-        return [subject for subject, _ in islice(self.interest_of(slot), most)]
-
-    cdef dict interest_of(self, int slot):
+    def interest_told(self, int slot, size_t most):
+        """In steps, of some 0.4 ms: what the other end of a leaf node connection is interested in, at most so many of
+        (subject, queue or b""). That is what the last step returns; interest may change in between."""
+        cdef Sublist sublist = self.accounts[slot] if slot >= 0 else None
         cdef Collecting collecting = Collecting()
+        cdef InterestCursor cursor
         collecting.hears_remote = True
         collecting.slot = slot
+        collecting.most = most
         collecting.found = {}
-        (<Sublist>self.accounts[slot]).replay(collecting)
-        return collecting.found
+        if sublist is not None:
+            cursor = sublist.telling_cursor(collecting)
+            try:
+                while not cursor.go_on(MET_AT_ONCE) and <size_t>len(collecting.found) < most:
+                    yield
+                    if self.accounts[slot] is not sublist or self.outs[slot] == NULL:   # it has left
+                        break
+            finally:
+                sublist.end_cursor(cursor)
+        return [(subject, queue) for _, subject, queue in collecting.found]
 
-    def interest_of_member(self, int slot, size_t most) -> list:
-        """(account, subject, queue, cluster of leaf nodes) for all that a member wants, at most so many: b"": none."""
-        cdef Listing listing = Listing()
-        listing.hears_remote = True
-        listing.slot = slot
-        listing.most = most
-        listing.found = []
-        for sublist in self.mesh.accounts.values():
-            if <size_t>len(listing.found) >= most:
+    def interest_of_member(self, int slot, size_t most):
+        """In steps, likewise: (account, subject, queue, cluster of leaf nodes) for all that a member wants, at most so
+        many: b"": none."""
+        cdef Collecting collecting = Collecting()
+        cdef InterestCursor cursor
+        cdef Sublist sublist
+        collecting.hears_remote = True
+        collecting.slot = slot
+        collecting.most = most
+        collecting.found = {}
+        for item in list(self.mesh.accounts.values()):
+            if slot < 0 or self.outs[slot] == NULL or <size_t>len(collecting.found) >= most:
                 break
-            (<Sublist>sublist).replay(listing)
-        apart = self.told_apart[slot]
-        rows = ((*one, origin) for one in listing.found for origin in apart.get(one, (b"",)))
+            sublist = item
+            cursor = sublist.telling_cursor(collecting)
+            try:
+                while not cursor.go_on(MET_AT_ONCE) and <size_t>len(collecting.found) < most:
+                    yield
+            finally:
+                sublist.end_cursor(cursor)
+            yield
+        apart = self.told_apart[slot] if slot >= 0 else {}
+        rows = ((*one, origin) for one in collecting.found for origin in apart.get(one, (b"",)))
         return list(islice(rows, most))
 
     def renewals(self, accounts):
@@ -959,7 +962,10 @@ cdef class Exchange(Onward):
             importer = self.accounts[slot]
             if importer is None or self.outs[slot] == NULL or (<Sublist>importer).account not in accounts:
                 continue
-            for subject, queue in {*self.interest_of(slot), *self.imported[slot]}:
+            wanted = yield from self.interest_told(slot, ALL_OF_IT)
+            if self.accounts[slot] is not importer or self.outs[slot] == NULL:
+                continue
+            for subject, queue in {*wanted, *self.imported[slot]}:
                 if self.accounts[slot] is not importer or self.outs[slot] == NULL:   # it has left
                     break
                 self.follow_streams(slot, subject, queue, members_told(importer, slot, subject, queue))

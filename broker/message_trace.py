@@ -166,6 +166,7 @@ class MessageTrace:
         self._now_us = now_us
         self._who = who
         self._exported = is_exported
+        self._follows: dict[tuple[str, bytes, bytes], bool] = {}  # what that has said
 
     def _add(self, what: str, /, **fields: Any) -> None:
         self.events.append({"type": what, "ts": time_text(self._now_us()), **fields})
@@ -197,7 +198,10 @@ class MessageTrace:
         """A stream import brings it from `exporter` to this client's account. False: its trace may not follow."""
         _name, account = self._who(cid)
         self._add("se", acc=account, to=to.decode("utf-8", "replace"))
-        return self._exported(account, exporter, subject)
+        stream = account, exporter, subject
+        if stream not in self._follows:  # (once: an account may have thousands of imports, and thousands of receivers)
+            self._follows[stream] = self._exported(*stream)
+        return self._follows[stream]
 
     def delivered(self, cid: int, subject: bytes, queue: bytes, error: str = "") -> None:
         """It was given to this subscription; or not, because of an error."""

@@ -756,8 +756,8 @@ cdef class ServerLink(Peer):
             self.out.max_pending = max(max_pending_bytes, 2 * out_pending(&self.out))
             self.out.stall_mark = self.out.max_pending // 2
 
-    def interest_told(self, size_t most) -> list:
-        """The subjects that it has told, each once for a queue group, at most so many; of a leaf node connection."""
+    def interest_told(self, size_t most):
+        """In steps: what it has told, of a leaf node connection, as Exchange.interest_told()."""
         return self.exchange.interest_told(self.slot, most)
 
     def take_accounts(self) -> bool:

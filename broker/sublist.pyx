@@ -24,6 +24,7 @@ cdef enum:
     NODE_SLOW = 2   # Node.key.flags, beside NODE_WIDE: see note_slow()
     MOST_EXPECTED_BYTES = 128   # of a subject that is looked at before its line is read
     FEW_STREAMS = 16            # a look at each import takes no longer than an index of them
+    STEPS_COMPARED = 20         # for an import that the index looks at, whether it overlaps or not
 
 # In place of counters of changes until there is one: most of the accounts, maybe ten thousands, have no such patterns.
 cdef uint64_t[SECOND_TOKEN_SLOTS + 1] UNCHANGED
@@ -363,7 +364,10 @@ cdef class Sublist(Interest):
             return self.stream_imports
         if self.streams_here is None:
             self.streams_here = index_of([(one.local_subject, one) for one in self.stream_imports])
-        return self.streams_here.meeting(subject)
+        compared = self.streams_here.compared
+        found = self.streams_here.meeting(subject)
+        count_steps((self.streams_here.compared - compared) * STEPS_COMPARED)
+        return found
 
     cdef list streams_from(self, bytes subject):
         if len(self.stream_imports) <= FEW_STREAMS:

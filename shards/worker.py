@@ -441,7 +441,7 @@ class Worker:
             fanout=shard.fanout,
             links=self._links,
             recorder=self._recorder,
-            leafs=self._gateway.leafs if self._gateway is not None else lambda _subs: [],
+            leafs=self._gateway.leafs if self._gateway is not None else lambda _subs: (),
             moves=self._moves,
             routes=self._gateway.routes if self._gateway is not None else lambda _with_subs: (),
             services=shard.imports_exports.service_imports,

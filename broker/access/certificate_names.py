@@ -6,7 +6,7 @@ knows. Pure; certificates are in the form of ssl's getpeercert().
 """
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import msgspec
@@ -53,23 +53,48 @@ def names_of(certificate: dict[str, Any]) -> CertificateNames:
     return CertificateNames(tuple(alternatives), tuple(reversed(subject)))
 
 
-def find_user(names: CertificateNames, users: Collection[str]) -> str | None:
-    """The first user that one of the names matches, or None."""
+class SubjectIndex:
+    """Users whose names are distinguished names: those that may be a subject are found without a look at each.
+
+    To read one takes some 17 us, and a client may say CONNECT hundreds of times in a turn.
+    """
+
+    def __init__(self, users: Iterable[str] = ()) -> None:
+        self._alike: dict[int, list[str]] = {}  # by the hash of their parts in one order
+        for user in users:
+            self.add(user)
+
+    def add(self, user: str) -> None:
+        """Add a user, behind the others; a name of another kind is left out."""
+        subject = distinguished_name(user) if "=" in user else None
+        if subject is not None:
+            self._alike.setdefault(hash(_in_one_order(subject)), []).append(user)
+
+    def find(self, subject: Name) -> str | None:
+        """The first user with this name, or else the first with its parts in another order; None: there is none."""
+        wanted, found = _in_one_order(subject), None
+        for user in self._alike.get(hash(wanted), ()):
+            name = distinguished_name(user)
+            if name == subject:
+                return user
+            if found is None and name is not None and _in_one_order(name) == wanted:
+                found = user
+        return found
+
+
+def _in_one_order(subject: Name) -> tuple[tuple[Attribute, ...], ...]:
+    return tuple(sorted(tuple(sorted(part)) for part in subject))
+
+
+def find_user(names: CertificateNames, users: Collection[str], subjects: SubjectIndex) -> str | None:
+    """The first user that one of the names matches, or None. `subjects`: those of the users."""
     for name in names.alternatives:
         if name in users:
             return name
     own = _known(names.subject)
     if not own:
         return None
-    parsed = {user: distinguished_name(user) for user in users if "=" in user}
-    for user, subject in parsed.items():
-        if subject == own:
-            return user
-    wanted = sorted(map(sorted, own))
-    for user, subject in parsed.items():
-        if subject is not None and sorted(map(sorted, subject)) == wanted:
-            return user
-    return next((text for text in _written(names.subject) if text in users), None)
+    return subjects.find(own) or next((text for text in _written(names.subject) if text in users), None)
 
 
 def _known(subject: Name) -> Name:

@@ -77,13 +77,16 @@ async def _kept_out(options: Options, questions: ShardQuestions, shard: int, arr
     """Subscriptions that match, of users that a deny rule keeps the message from: the engine leaves them out."""
     found = []
     subject = arrival.subject.encode("utf-8", "surrogateescape")
-    denied = [user.shown for user in options.users if user.account == arrival.account and kept_out_by(user, subject)]
-    for name in denied[:MOST_DENIED_USERS]:
+    denied = [user for user in options.users if user.account == arrival.account and kept_out_by(user, subject)]
+    for user in denied[:MOST_DENIED_USERS]:
+        name = user.shown
         asked = rows.ConnectionsQuery(user=name, account=arrival.account, most=MOST_LISTENERS, with_subs=True)
         for part in await questions.ask(shard, asked, rows.ConnectionsPart):
             for one in part.rows:
                 for row in one.subs:
-                    rule = kept_out_by(next(user for user in options.users if user.shown == name), subject, row.queue)
-                    if rule and matches(row.subject.encode("utf-8", "surrogateescape"), subject):
+                    if not matches(row.subject.encode("utf-8", "surrogateescape"), subject):
+                        continue
+                    rule = kept_out_by(user, subject, row.queue)
+                    if rule:
                         found.append(Listener(one.cid, name, shard, row.subject, row.queue, rule))
     return found

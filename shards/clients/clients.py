@@ -43,7 +43,7 @@ from gnatswarm.shards.clients.session import LOOKED_AT_ONCE, ClientSession
 from gnatswarm.shards.sockets.window import is_on_this_host
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Set
+    from collections.abc import Callable, Iterable
 
     from gnatswarm.broker.access.certificate_names import CertificateNames
     from gnatswarm.broker.access.user_index import UserIndex
@@ -276,7 +276,7 @@ class Clients:
         self.certificate_rules = rules
 
     def _set_authenticators(self, options: Options, users: UserIndex) -> None:
-        self.user_names: Set[str] = users.names.keys()
+        self.users = users
         self.has_nkeys = bool(users.nkeys)
         general = Authenticator(options, self._verdicts, users=users)
         own = for_websocket(options)

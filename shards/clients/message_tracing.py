@@ -26,6 +26,10 @@ logger = logging.getLogger("gnatswarm.clients")
 
 ONLY = frozenset({"1", "true", "on"})
 GZIPPED = b"Content-Encoding: gzip\r\n"
+# The fastest level, some 10 ms for a megabyte: the others take seconds where it is made of few different letters.
+COMPRESSION_LEVEL = 1
+# A longer document is published as it is: compressing it would hold up the shard.
+MOST_COMPRESSED_BYTES = 2 * 1024 * 1024
 
 
 class MessageTracing:
@@ -113,10 +117,10 @@ class MessageTracing:
             return
         document = trace.document(self._system.named())
         header = b""
-        if "gzip" in trace.headers.get("Accept-Encoding", [""])[0].lower():
+        if "gzip" in trace.headers.get("Accept-Encoding", [""])[0].lower() and len(document) <= MOST_COMPRESSED_BYTES:
             import gzip
 
-            document = gzip.compress(document)
+            document = gzip.compress(document, COMPRESSION_LEVEL)
             header = message_trace.FIRST_LINE + GZIPPED + b"\r\n"
         self._system.say_soon(trace.account.decode("utf-8", "surrogateescape"), trace.destination, document, header)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from gnatswarm.broker.access.auth import NOBODY, Admission, Authenticator, HashedPassword
-from gnatswarm.broker.access.certificate_names import CertificateNames, find_user, names_of
+from gnatswarm.broker.access.certificate_names import CertificateNames, names_of
 from gnatswarm.broker.access.connect import (
     ClientOptions,
     keeps_credentials,
@@ -42,10 +42,10 @@ from gnatswarm.shards.sockets.blame import costs_its_connection
 from gnatswarm.shards.sockets.reactor import Socket
 
 if TYPE_CHECKING:
-    from collections.abc import Set
     from ssl import SSLObject
 
     from gnatswarm.broker.access.auth import Identity
+    from gnatswarm.broker.access.user_index import UserIndex
     from gnatswarm.broker.connection import ClientConnection
     from gnatswarm.broker.permissions import Permissions
     from gnatswarm.broker.trace import Tracer
@@ -78,7 +78,7 @@ class SessionOwner(Protocol):
 
     authenticators: dict[str, Authenticator]  # the log-in rules, by kind
     rights: Rights
-    user_names: Set[str]
+    users: UserIndex
     has_nkeys: bool  # some user has one
     maps_certificates: frozenset[str]  # kinds whose certificate selects the user
     keeps_names: frozenset[str]  # … or may do so, if it turns out to be a leaf node
@@ -413,7 +413,7 @@ class ClientSession:
 
     def _mapped_user(self, claimed: str) -> str:
         """The user of its certificate, whatever its CONNECT says. AuthorizationViolation: it is none of our users."""
-        user = find_user(self.names, self._clients.user_names) if self.names else None
+        user = self._clients.users.of_certificate(self.names) if self.names else None
         if user is None:
             raise AuthorizationViolation
         if claimed and claimed != user:
@@ -432,7 +432,7 @@ class ClientSession:
         if not self._clients.is_like_newer:
             if self._clients.has_nkeys:
                 return f"Nkey {quoted(connect.nkey)}"
-            return f"User {quoted(connect.user)}" if self._clients.user_names else ""
+            return f"User {quoted(connect.user)}" if self._clients.users.names else ""
         return who_claims(connect.nkey, connect.user, has_token=self.gave_token or self._gave_refused_token)
 
     @property

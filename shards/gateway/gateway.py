@@ -266,15 +266,17 @@ class Gateway:
             found += self._leaf_port.sessions
         return found + (self._routes.sessions if self._routes is not None else [])
 
-    def routes(self, with_subs: bool) -> Iterable[RouteRow]:
-        """The routes that pass messages, for the monitoring pages; with what their members want."""
+    def routes(self, with_subs: bool) -> Iterable[RouteRow | None]:
+        """The routes that pass messages, for the monitoring pages; with what their members want, in steps: None."""
         return self._routes.rows(with_subs) if self._routes is not None else []
 
-    def leafs(self, with_subs: bool) -> list[LeafRow]:
-        """The leaf node connections that pass messages, for the monitoring pages; with what they subscribe to."""
-        sessions = [remote.session for remote in self._remotes]
-        rows = [session.row(with_subs) for session in sessions if session is not None and session.is_accepted]
-        return rows + (self._leaf_port.rows(with_subs) if self._leaf_port is not None else [])
+    def leafs(self, with_subs: bool) -> Iterator[LeafRow | None]:
+        """The leaf node connections that pass messages, likewise; with what they subscribe to."""
+        for session in [remote.session for remote in self._remotes]:
+            if session is not None and session.is_accepted:
+                yield (yield from session.row(with_subs))
+        if self._leaf_port is not None:
+            yield from self._leaf_port.rows(with_subs)
 
     def _configure_accounts(self, former: dict[str, Account]) -> None:
         """Other servers may name the accounts that are configured, also those that no client here uses yet."""

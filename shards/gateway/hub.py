@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from gnatswarm.broker.access.auth import Admission, Authenticator, HashedPassword
-from gnatswarm.broker.access.certificate_names import find_user, names_of
+from gnatswarm.broker.access.certificate_names import names_of
 from gnatswarm.broker.access.connect import ClientOptions, who_claims
 from gnatswarm.broker.advisory import Person
 from gnatswarm.broker.bounds import LARGEST_FRAME_PAYLOAD_BYTES
@@ -29,11 +29,12 @@ from gnatswarm.shards.sockets.blame import costs_its_connection
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Set
+    from collections.abc import Callable, Generator
     from ssl import SSLObject
 
     from gnatswarm.broker.access.auth import Identity
     from gnatswarm.broker.access.certificate_names import CertificateNames
+    from gnatswarm.broker.access.user_index import UserIndex
     from gnatswarm.broker.exchange import Exchange
     from gnatswarm.broker.limits import Limits
     from gnatswarm.shards.boundary.rows import LeafRow
@@ -73,7 +74,7 @@ class HubOwner(ConnectionOwner, Protocol):
     is_encrypted: bool
     asks_for_certificate: bool
     certificate_rule: CertificateRule | None
-    user_names: Set[str]
+    users: UserIndex
     maps_certificates: bool
     maps_by_websocket: bool
     limits: Limits
@@ -259,7 +260,7 @@ class HubSession(LeafConnection):
     def _mapped_user(self) -> str | None:
         """The user that its certificate selects; None: none."""
         names = names_of(self._tls.getpeercert() or {}) if self._tls is not None else self._names
-        return find_user(names, self._owner.user_names) if names else None
+        return self._owner.users.of_certificate(names) if names else None
 
     def _certificate_objection(self) -> str:
         """Why it could not connect to the port with its certificate, as the rules are now; "": it could."""
@@ -517,8 +518,8 @@ class HubSession(LeafConnection):
 
     # ---- life
 
-    def row(self, with_subs: bool) -> LeafRow:
-        """This connection on the monitoring pages."""
+    def row(self, with_subs: bool) -> Generator[None, None, LeafRow]:
+        """This connection on the monitoring pages, in steps."""
         name = self.connect.shown if self.connect is not None else ""
         is_spoke = self.connect is not None and self.connect.is_hub
         return self._row(

@@ -22,7 +22,7 @@ from gnatswarm.shards.sockets.blame import costs_its_connection
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
     from ssl import SSLObject
 
     from gnatswarm.broker.exchange import Exchange
@@ -316,8 +316,8 @@ class LeafSession(LeafConnection):
         if self._tls is not None and (objection := self._owner.objection_to_certificate(self._tls)):
             self._end(objection)
 
-    def row(self, with_subs: bool) -> LeafRow:
-        """This connection on the monitoring pages."""
+    def row(self, with_subs: bool) -> Generator[None, None, LeafRow]:
+        """This connection on the monitoring pages, in steps."""
         host, _, port = self.address.rpartition(":")
         return self._row(
             self.info.shown,

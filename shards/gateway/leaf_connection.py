@@ -20,7 +20,7 @@ from gnatswarm.shards.sockets.blame import costs_its_connection
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator, Iterator
 
     from gnatswarm.broker.exchange import Exchange
     from gnatswarm.shards.gateway.server_events import ServerEvents
@@ -188,8 +188,10 @@ class LeafConnection:
 
     def _row(
         self, name: str, host: str, port: int, *, is_spoke: bool, lid: int, is_isolated: bool, with_subs: bool
-    ) -> LeafRow:
+    ) -> Generator[None, None, LeafRow]:
+        """In steps, where it is to have what the other end is interested in."""
         link = self.link
+        subs = tuple(_listed((yield from link.interest_told(MOST_LEAF_SUBS)))) if with_subs else ()
         return LeafRow(
             name=name,
             account=self.account,
@@ -205,7 +207,7 @@ class LeafConnection:
             subscriptions=link.subscriptions,
             lid=lid,
             is_isolated=is_isolated,
-            subs=tuple(_listed(link.interest_told(MOST_LEAF_SUBS))) if with_subs else (),
+            subs=subs,
         )
 
     def close(self, why: str) -> None:
@@ -254,9 +256,9 @@ class LeafConnection:
         self._timer = self._loop.call_later(self._ping_interval_s, self._ping)
 
 
-def _listed(subjects: list[bytes]) -> Iterator[str]:
+def _listed(interest: list[tuple[bytes, bytes]]) -> Iterator[str]:
     room = MOST_LISTED_BYTES
-    for subject in subjects:
+    for subject, _queue in interest:
         room -= len(subject)
         if room < 0:
             return

@@ -26,7 +26,7 @@ from gnatswarm.shards.gateway.waiting import Waiting
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Iterable, Set
+    from collections.abc import Callable, Iterable, Iterator
 
     from gnatswarm.broker.access.auth import Admission, Identity
     from gnatswarm.broker.access.certificate_names import CertificateNames
@@ -141,7 +141,7 @@ class LeafPort:
             )
             users = UserIndex(own.users)
         self.authenticator = Authenticator(own, self._verdicts, users=users)
-        self.user_names: Set[str] = users.names.keys()
+        self.users = users
         self.is_encrypted = leafnodes.tls.is_on
         self.asks_for_certificate = leafnodes.tls.asks_for_certificate
         self.maps_certificates = leafnodes.tls.verify_and_map
@@ -203,9 +203,11 @@ class LeafPort:
             session.close("Server Shutdown")
         self.passwords.close()
 
-    def rows(self, with_subs: bool) -> list[LeafRow]:
-        """The leaf nodes that pass messages, for the monitoring pages."""
-        return [session.row(with_subs) for session in self.sessions if session.is_accepted]
+    def rows(self, with_subs: bool) -> Iterator[LeafRow | None]:
+        """The leaf nodes that pass messages, for the monitoring pages; None: others may be served before the next."""
+        for session in list(self.sessions):
+            if session.is_accepted:
+                yield (yield from session.row(with_subs))
 
     # ---- connections
 

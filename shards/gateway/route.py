@@ -28,7 +28,7 @@ from gnatswarm.shards.sockets.blame import costs_its_connection
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
     from ssl import SSLObject
 
     from gnatswarm.broker.access.certificate_names import CertificateNames
@@ -457,9 +457,10 @@ class RouteSession:
         """Whether its end is nothing that went wrong."""
         return self._is_quiet
 
-    def row(self, with_subs: bool) -> RouteRow:
-        """This connection on the monitoring pages, and what the member is interested in if that is asked for."""
+    def row(self, with_subs: bool) -> Generator[None, None, RouteRow]:
+        """This connection on the monitoring pages, in steps, and what the member wants if that is asked for."""
         link = self.link
+        subs = (yield from self._subscriptions()) if with_subs else ()
         assert self.info is not None
         return RouteRow(
             rid=self.rid,
@@ -480,14 +481,15 @@ class RouteSession:
             subscriptions=link.subscriptions,
             imports=self._imports,
             exports=self._exports,
-            subs=self._subscriptions() if with_subs else (),
+            subs=subs,
         )
 
-    def _subscriptions(self) -> tuple[SubscriptionRow, ...]:
+    def _subscriptions(self) -> Generator[None, None, tuple[SubscriptionRow, ...]]:
         """What the member wants. The keys are nats-server's: 2.15 has a letter, and the cluster of leaf nodes."""
         found = []
         room = MOST_LISTED_BYTES
-        for account, subject, queue, origin in self._exchange.interest_of_member(self.link.slot, MOST_ROUTE_SUBS):
+        wanted = yield from self._exchange.interest_of_member(self.link.slot, MOST_ROUTE_SUBS)
+        for account, subject, queue, origin in wanted:
             room -= 2 * len(subject) + 2 * len(queue)  # here, and in the key
             if room < 0:
                 break

@@ -283,11 +283,11 @@ class Routes:
         """There is another router: tell it the news again."""
         self._teller.forget()
 
-    def rows(self, with_subs: bool) -> Iterator[RouteRow]:
-        """The routes that pass messages, for the monitoring pages, one by one: a look at what one wants takes time."""
+    def rows(self, with_subs: bool) -> Iterator[RouteRow | None]:
+        """The routes that pass messages, for the monitoring pages; None: others may be served before the next one."""
         for session in list(self._members.values()):
             if session.is_member:
-                yield session.row(with_subs)
+                yield (yield from session.row(with_subs))
 
     # ---- dialling
 

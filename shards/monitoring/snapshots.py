@@ -84,11 +84,12 @@ class Snapshots:
         fanout: Fanout,
         links: Links | None = None,
         recorder: Recorder | None = None,
-        leafs: Callable[[bool], list[rows.LeafRow]] = lambda _subs: [],
+        leafs: Callable[[bool], Iterable[rows.LeafRow | None]] = lambda _subs: (),
         moves: Callable[[], rows.MovesPart] = rows.MovesPart,
-        routes: Callable[[bool], Iterable[rows.RouteRow]] = lambda _with_subs: (),
+        routes: Callable[[bool], Iterable[rows.RouteRow | None]] = lambda _with_subs: (),
         services: ServiceImports | None = None,
     ) -> None:
+        """`leafs` and `routes` also give None, where others may be served before the next row."""
         self._services = services  # None: there are none
         self._leafs = leafs
         self._moves = moves
@@ -170,9 +171,9 @@ class Snapshots:
             case rows.LinksQuery():
                 return self._link_rows()
             case rows.LeafsQuery():
-                return self._leaf_rows(query)
+                return self._leaf_rows(query, pace)
             case rows.RoutesQuery():
-                return self._route_rows(query)
+                return self._route_rows(query, pace)
             case rows.AccountsQuery():
                 return self._accounts(query, pace)
             case rows.DeniedQuery():
@@ -608,13 +609,17 @@ class Snapshots:
         for at in range(0, max(1, len(behind), len(past)), STEP_ROWS):
             yield rows.SlowPart(behind[at : at + STEP_ROWS], [unpacked(row) for row in past[at : at + STEP_ROWS]])
 
-    async def _leaf_rows(self, query: rows.LeafsQuery) -> AsyncIterator[rows.Part]:
+    async def _leaf_rows(self, query: rows.LeafsQuery, pace: Pace) -> AsyncIterator[rows.Part]:
         for row in self._leafs(query.subs):
-            yield rows.LeafsPart([row])
+            await pace()
+            if row is not None:
+                yield rows.LeafsPart([row])
 
-    async def _route_rows(self, query: rows.RoutesQuery) -> AsyncIterator[rows.Part]:
+    async def _route_rows(self, query: rows.RoutesQuery, pace: Pace) -> AsyncIterator[rows.Part]:
         for row in self._routes(query.subs):
-            yield rows.RoutesPart([row])
+            await pace()
+            if row is not None:
+                yield rows.RoutesPart([row])
 
     async def _link_rows(self) -> AsyncIterator[rows.LinksPart]:
         sessions = self._links.sessions if self._links is not None else []

@@ -282,10 +282,10 @@ class Recorder:
             left_out = 0
             more = True
             while more:
-                members, more = sublist.harvest_queues(QUEUE_ROWS)
-                lines += [self._queue_line(window, account, *row) for row in members[:room]]
-                left_out += sum(row[4] for row in members[room:])
-                room = max(0, room - len(members))
+                members, others, more = sublist.harvest_queues(QUEUE_ROWS, room)
+                lines += [self._queue_line(window, account, *row) for row in members]
+                left_out += others
+                room -= len(members)
                 _fold(lines, blocks)
                 yield
             left_out += sublist.take_gone_deliveries()

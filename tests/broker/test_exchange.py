@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from random import Random
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import pytest
 
@@ -30,6 +30,19 @@ from tests.support.mesh import Mesh
 
 if TYPE_CHECKING:
     from gnatswarm.broker.exchange import Resting
+
+Value = TypeVar("Value")
+
+
+def gone_through(steps: Generator[None, None, Value]) -> tuple[int, Value]:
+    """How often others could be served, and what the last step returns."""
+    n = 0
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return n, end.value
+        n += 1
 
 
 @pytest.mark.parametrize("knows", [True, False], ids=["gnatswarm", "nats-server"])
@@ -1067,6 +1080,59 @@ def test_a_leaf_node_whose_interest_meets_many_imported_streams_is_read_in_turns
     cluster.close()
 
 
+@pytest.mark.parametrize("kind", ["leaf", "route"])
+def test_what_a_server_wants_is_looked_for_in_steps_among_what_all_want(kind: Literal["leaf", "route"]):
+    """A page looked at all for each of them at once: 31 with 230,000 subscriptions in their account were 2.7 s."""
+    cluster = Members(1, fenced=False)
+    exchange = cluster.members[0].exchange
+    verb = b"LS+" if kind == "leaf" else b"RS+ $G"
+    other = server(cluster, "leaf", *(b"LS+ x.%d" % n for n in range(20_000)))
+    end = server(cluster, kind, *(b"%b %b" % (verb, words) for words in (b"a", b"a.*", b"a.* q 2", b"b.> q 1")))
+    wanted = {(b"a", b""), (b"a.*", b""), (b"a.*", b"q"), (b"b.>", b"q")}
+
+    def look(most: int) -> Generator[None, None, Any]:
+        return end.link.interest_told(most) if kind == "leaf" else exchange.interest_of_member(end.link.slot, most)
+
+    def found(rows: list[tuple[bytes, ...]]) -> set[tuple[bytes, ...]]:
+        return {row[-2:] if kind == "leaf" else row[1:3] for row in rows}
+
+    steps, rows = gone_through(look(10))
+    assert found(rows) == wanted and len(rows) == 4
+    assert steps > 15
+    for most in 0, 1, 3:
+        fewer, rows = gone_through(look(most))
+        assert found(rows) < wanted and len(rows) == most
+        assert fewer <= steps
+    # Interest comes and goes in between, and so does who has it.
+    looking = look(10)
+    next(looking)
+    other.engine.probe.feed(other.socket, b"".join(b"LS- x.%d\r\n" % n for n in range(20_000)))
+    assert found(gone_through(looking)[1]) == wanted
+    looking = look(10)
+    end.link.leave()
+    assert found(gone_through(looking)[1]) <= wanted
+    assert gone_through(look(10)) == (0, [])
+    other.link.leave()
+    cluster.close()
+
+
+def test_a_reload_of_imported_streams_looks_in_steps_for_what_leaf_nodes_want():
+    cluster = Members(1, fenced=False)
+    exchange = cluster.members[0].exchange
+    other = server(cluster, "leaf", *(b"LS+ x.%d" % n for n in range(20_000)))
+    leaf = server(cluster, "leaf", b"LS+ s.7")
+    other.link.leave()
+    imports_many(cluster, b"E")
+    shard = cluster.members[0].clients[0]
+    shard.feed(b"".join(b"SUB y.%d %d\r\n" % (n, n) for n in range(20_000)))
+    cluster.settle()
+    assert sum(1 for _ in exchange.renewals({b"$G"})) > 15
+    cluster.settle()
+    assert wanted_of(cluster, b"E") == {b"s.7"}
+    leaf.link.leave()
+    cluster.close()
+
+
 def test_a_reload_of_imported_streams_leaves_turns_to_others_and_follows_what_changes_meanwhile():
     cluster = Members(1, fenced=False)
     exchange = cluster.members[0].exchange
@@ -1525,7 +1591,7 @@ def test_what_a_member_told_of_an_account_before_a_shard_knew_it_comes_before_wh
     assert end.link.subscriptions == 2
     assert end.link.take_accounts()
     assert end.link.subscriptions == 2 and sublist.account == b"NEW"
-    assert sorted(cluster.members[0].exchange.interest_of_member(end.link.slot, 9)) == [
+    assert sorted(gone_through(cluster.members[0].exchange.interest_of_member(end.link.slot, 9))[1]) == [
         (b"NEW", b"b", b"q", b""),
         (b"NEW", b"c", b"", b""),
     ]
@@ -2297,7 +2363,7 @@ def test_interest_in_an_account_not_known_yet_is_as_if_it_had_been(
     mesh.account(b"NEW")
     end.link.take_accounts()
     cluster.settle()
-    told = cluster.members[0].exchange.interest_of_member(end.link.slot, 10)
+    _, told = gone_through(cluster.members[0].exchange.interest_of_member(end.link.slot, 10))
     assert (bool(told), end.link.subscriptions) == (is_left, int(is_left))
     cluster.close()
 

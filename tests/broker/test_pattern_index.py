@@ -51,7 +51,16 @@ def test_it_looks_at_those_with_the_same_beginning(looks: Sequence[object], of_n
     index = PatternIndex(zip(patterns, range(N), strict=True))
     for n, pattern in enumerate(patterns):
         assert index.around(pattern) == index.meeting(pattern) == [n]
-    assert len(looks) == 2 * N
+    assert index.compared == 2 * N and len(looks) == (0 if of_number == "s.%d" else 2 * N)
+
+
+def test_of_patterns_that_begin_alike_a_subject_meets_few(looks: Sequence[object]) -> None:
+    """A gateway looks for each message that a leaf node's account may import: 1,500 such imports took 0.6 ms."""
+    index = PatternIndex((f"ev.*.t{n}".encode(), n) for n in range(N))
+    for n in range(N):
+        assert index.around(b"ev.x.t%d" % n) == index.meeting(b"ev.x.t%d" % n) == [n]
+        assert index.around(b"ev.x.t%d.y" % n) == index.meeting(b"other.x.t%d" % n) == []
+    assert index.compared == 4 * N and not looks
 
 
 @pytest.mark.parametrize("is_service", [True, False], ids=["service", "stream"])
@@ -60,7 +69,7 @@ def test_an_import_is_compared_with_few_of_many_exports(looks: Sequence[object],
     for n in range(N):
         wanted = Import("A", f"s.{n}.x", is_service, to="x")
         assert [export.subject for export in exports.around(wanted)] == [f"s.{n}.>"]
-    assert len(looks) == N
+    assert not looks
 
 
 @pytest.mark.parametrize(("subject", "expected"), [("s.1", "s.1"), ("s.2", ">"), ("t", ">")])

@@ -130,6 +130,31 @@ def test_a_hop_names_the_way_to_it() -> None:
         assert [one.sent_on(shard) for shard in (1, 2)] == wanted
 
 
+def test_whether_it_follows_a_stream_is_asked_once_of_each_account() -> None:
+    asked = []
+
+    def is_exported(account: str, exporter: bytes, subject: bytes) -> bool:
+        asked.append((account, exporter, subject))
+        return account == "open"
+
+    one = message_trace.MessageTrace(
+        account=b"A",
+        destination=b"traces",
+        headers={},
+        size=0,
+        is_only=False,
+        hop="",
+        is_by_parent=False,
+        now_us=lambda: 0,
+        who=lambda cid: ("", "open" if cid % 2 else "closed"),
+        is_exported=is_exported,
+    )
+    assert [one.exported(cid, b"A", b"s", b"to") for cid in range(100)] == [False, True] * 50
+    assert asked == [("closed", b"A", b"s"), ("open", b"A", b"s")]
+    assert (one.exported(1, b"A", b"other", b"to"), one.exported(1, b"B", b"s", b"to")) == (True, True)
+    assert asked[2:] == [("open", b"A", b"other"), ("open", b"B", b"s")]
+
+
 # ---- where traced messages go
 
 

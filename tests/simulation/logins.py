@@ -13,6 +13,7 @@ import msgspec
 import orjson
 
 from gnatswarm.broker.access.auth import Authenticator
+from gnatswarm.broker.access.user_index import UserIndex
 from gnatswarm.broker.connection import ClientConnection
 from gnatswarm.broker.errors import CloseReason, ProtocolError
 from gnatswarm.broker.limits import Limits
@@ -145,7 +146,7 @@ class Owner:
         self.is_like_newer = is_like_newer
         self.authenticators = {KIND: Authenticator(options)}
         self.rights = Rights(options, probe.mesh)
-        self.user_names = frozenset(user.name for user in options.users)
+        self.users = UserIndex(options.users)
         self.certificate_rules = {KIND: None}
         self.census = self.allowances = Uncounted()
         self._mesh = probe.mesh

@@ -8,11 +8,16 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
 from typing import Any
 
 import pytest
 
 from tests.support.wire import Client
+
+# The byte of a gzip header that says how it was made (RFC 1952), and its value for the fastest way.
+XFL, FASTEST = 8, 4
+MEGABYTE = 1024 * 1024
 
 ALL = ("gnatswarm-1-as-2.15", "gnatswarm-2-as-2.15", "nats-server-2.15")
 
@@ -313,6 +318,34 @@ async def test_a_document_is_compressed_for_who_accepts_that(party):
     (message,) = await party.listener.messages(1)
     assert message.headers == b"NATS/1.0\r\nContent-Encoding: gzip\r\n\r\n"
     assert events_of(json.loads(gzip.decompress(message.payload))) == [came("foo")]
+
+
+async def test_of_several_encodings_that_are_accepted_the_first_counts(party):
+    publisher = await party.on("a", 0, "publisher")
+    for first, last in ("gzip", "br"), ("br", "gzip"):
+        await publisher.send(hpub("foo", DEST, ("Accept-Encoding", first), ("Accept-Encoding", last)))
+    compressed, plain = await party.listener.messages(2)
+    assert events_of(json.loads(gzip.decompress(compressed.payload))) == [came("foo")]
+    assert events_of(json.loads(plain.payload)) == [came("foo")]
+
+
+@pytest.mark.kinds("gnatswarm-2-as-2.15")
+async def test_a_document_is_compressed_in_the_fastest_way_and_a_long_one_not_at_all(start_broker, cluster_of):
+    broker = start_broker(config=CONFIG + "\nmax_payload: 4MB\n")
+    party = Party(cluster_of(broker))
+    listener = await party.on("a", 0, "listener")
+    await listener.talk("SUB traces 1\r\nPING\r\n", expect_last="PONG\r\n")
+    publisher = await party.on("a", 0, "publisher")
+    # (letters with which zlib's other levels take seconds, so that the router would end the shard)
+    letters = f"{int.from_bytes(random.Random(1).randbytes(MEGABYTE // 8)):b}"
+    for text in letters, letters * 3:
+        await publisher.send(hpub("foo", DEST, ("Accept-Encoding", "gzip"), ("Nats-Trace-Text", text)))
+    compressed, whole = await listener.messages(2)
+    assert compressed.headers == b"NATS/1.0\r\nContent-Encoding: gzip\r\n\r\n"
+    assert compressed.payload[XFL] == FASTEST
+    assert whole.headers == b""
+    for document, text in (gzip.decompress(compressed.payload), letters), (whole.payload, letters * 3):
+        assert json.loads(document)["request"]["header"]["Nats-Trace-Text"] == [text]
 
 
 @pytest.mark.kinds("gnatswarm-1", "nats-server")

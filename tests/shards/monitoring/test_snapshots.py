@@ -41,6 +41,31 @@ WITHIN_S = 20
 Part = TypeVar("Part", bound=rows.PageStruct)
 
 
+@pytest.mark.parametrize("query", [rows.LeafsQuery(True), rows.RoutesQuery(True)])
+async def test_others_are_served_while_it_is_looked_for_what_servers_want(query: rows.LeafsQuery | rows.RoutesQuery):
+    """None in the place of a row: the look at this one goes on."""
+    paces = 0
+
+    class Counted(Pace):
+        async def __call__(self) -> None:
+            nonlocal paces
+            paces += 1
+
+    one = OneShard(Options())
+    found: list[Any] = [None, None, "first", "second", None]
+    snapshots = Snapshots(
+        channel=None,  # type: ignore[arg-type]
+        clients=one.shard.clients,
+        mesh=one.shard.mesh,
+        fanout=one.shard.fanout,
+        leafs=lambda with_subs: iter(found if with_subs else ()),
+        routes=lambda with_subs: iter(found if with_subs else ()),
+    )
+    assert [part.rows async for part in snapshots._parts(query, Counted())] == [["first"], ["second"]]  # type: ignore[union-attr]
+    assert paces == len(found)
+    one.close()
+
+
 @pytest.mark.parametrize("count", [0, 1, PART_SUBSCRIPTIONS, 4 * PART_SUBSCRIPTIONS + 7])
 async def test_all_subscriptions_of_a_client_are_listed_once(count: int) -> None:
     one = OneShard(Options())
@@ -456,6 +481,17 @@ async def test_who_is_behind_is_shown_with_what_it_subscribed_to(asked: Asked) -
     part = await asked.part(rows.SlowQuery(least_pending_bytes=10_000_000), rows.SlowPart)
     assert part.present == []
     behind.close()
+
+
+async def test_of_many_who_are_behind_those_with_most_bytes_pending_are_shown(asked: Asked) -> None:
+    for words in (b"SUB a 1\r\n", b"SUB a 1\r\nSUB a 2\r\nSUB a 3\r\n", b"SUB a 1\r\nSUB a 2\r\n"):
+        await asked.client("ann", words)
+    publisher = await asked.client("ann")
+    publish = b"PUB a 60000\r\n" + b"x" * 60_000 + b"\r\n"
+    await publisher.talk(publish * 50 + b"PING\r\n")
+    for most, wanted in (1, [2]), (2, [2, 3]), (9, [2, 3, 1]):
+        part = await asked.part(rows.SlowQuery(most=most), rows.SlowPart)
+        assert [row.cid for row in part.present] == wanted
 
 
 LONG = "s" * 4000
