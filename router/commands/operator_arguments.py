@@ -45,6 +45,8 @@ def operator_arguments(line: CommandLine, program: str) -> OperatorArguments:
     after = parse(rest)
     if command == "upgrade" and not executable and after.words:
         executable = after.words.pop(0)
+    if command == "scale" and not count and after.words:
+        count = after.words.pop(0)
     if finishes and executable:
         raise BadCommandLine("upgrade: --finish ends what an upgrade has left; it takes no program")
     if command == "why" and not subject:

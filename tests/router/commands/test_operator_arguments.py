@@ -1,4 +1,4 @@
-"""What `restart` and `upgrade` are told about clients with TLS."""
+"""What the words of commands to a running broker are taken for."""
 
 from __future__ import annotations
 
@@ -32,6 +32,14 @@ def test_a_file_is_asked_by_why_alone() -> None:
 
 
 @pytest.mark.parametrize(
+    "words", [["scale", "4", "-p", "4222"], ["scale", "-p", "4222", "4"], ["-p", "4222", "scale", "4"]]
+)
+def test_the_number_of_shards_may_stand_behind_flags(words: list[str]) -> None:
+    asked = operator_arguments(parse(words), "gnatswarm")
+    assert (asked.shards, asked.port) == (4, 4222)
+
+
+@pytest.mark.parametrize(
     ("words", "why"),
     [
         (["restart", "--tls-within"], "flag needs an argument: --tls-within"),
@@ -48,6 +56,7 @@ def test_a_file_is_asked_by_why_alone() -> None:
         (["why", "a", "--shards", "2"], "why: -shards is for a start"),
         (["-p", "4222", "why", "a", "-c", "FILE"], "why: -c asks a file, -p a running broker: give one of them"),
         (["why", "a", "-c", ""], "which file"),
+        (["scale", "-p", "4222", "2", "3"], 'unexpected "3" after scale'),
         (["scale", "2", "--finish"], "flag provided but not defined: -finish"),
     ],
 )
