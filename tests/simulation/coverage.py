@@ -35,6 +35,7 @@ SITUATIONS = {
     "client held for a slow client": "hold for a client",
     "client held for a link that is behind": "hold for a link",
     "client held by a sibling's SLOW": "hold by SLOW",
+    "… of a pattern": "hold by SLOW of a pattern",
     "SLOW said": "SLOW",
     "slow consumer closed": "slow consumer",
     "slow client caught up": "caught up",

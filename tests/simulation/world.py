@@ -192,6 +192,8 @@ class World:
         self.looked_us = 0  # when clients were looked at last
         self.slow_told: dict[tuple[int, str, str], int] = {}
         self.said_slow: dict[tuple[int, int, str], int] = {}  # (who, to whom, subject) → when
+        # (to whom, account, pattern) → until when, over which link, and who has subscribed to the pattern there
+        self.slow_patterns: dict[tuple[int, str, str], tuple[int, End, list[tuple[Person, Subscription]]]] = {}
         self.imports: dict[int, ImportsExports] = {}
         is_narrow = schedule.is_narrow
         if schedule.has("accounts"):
@@ -817,7 +819,16 @@ class World:
             if line.startswith(b"SLOW "):
                 _, account, subject = line.decode().split(" ")
                 self.said_slow[id(end.process), id(end.other.process), subject] = self.swarm.now_us
-                self.slow_told[id(end.other.process), account, subject] = self.swarm.now_us + SLOW_US
+                until_us = self.slow_told[id(end.other.process), account, subject] = self.swarm.now_us + SLOW_US
+                if "*" in subject or ">" in subject:
+                    whose = [
+                        (one, sub)
+                        for one in self.people
+                        if one.process is end.process and one.account == account
+                        for sub in one.subscriptions
+                        if sub.pattern == subject and sub.left_at == sub.most == NEVER
+                    ]
+                    self.slow_patterns[id(end.other.process), account, subject] = until_us, end, whose
 
     def behind(self, process: Process) -> list[tuple[Person, int]]:
         """Clients there that are past their mark, still take bytes, and how much was queued for them."""
@@ -856,6 +867,22 @@ class World:
         if self.swarm.now_us < self.slow_told.get((id(person.process), message.account, subject), 0):
             self.seen["hold by SLOW"] += 1
             assert socket.is_stalled, f"{person.number} feeds {subject}, of which a sibling said SLOW, and is not held"
+
+        for (whose, account, pattern), (until_us, end, subscribers) in self.slow_patterns.items():
+            if whose != id(person.process) or account != message.account or self.swarm.now_us >= until_us:
+                continue
+            if not (matches(pattern, subject) and end.is_open and end.other.is_open and not end.is_cut):
+                continue
+            if any(
+                sub.left_at == sub.most == sub.anew_at == NEVER and self.stays_at(one, end.process)
+                for one, sub in subscribers
+            ):
+                self.seen["hold by SLOW of a pattern"] += 1
+                assert socket.is_stalled, f"{person.number} feeds {pattern}, of which a sibling said SLOW: {subject}"
+
+    def stays_at(self, person: Person, process: Process) -> bool:
+        """Whether this client is at that shard, and does not move."""
+        return person.process is process and not person.is_gone and person.moves_since == NEVER
 
     def check_hold_across(self, person: Person, message: Message, before: list[tuple[End, int]]) -> None:
         """Check that a client waits if it has just sent a request for another account of which a sibling said SLOW."""
