@@ -137,8 +137,8 @@ class RouteSession:
         self.is_configured = is_configured
         self.info: ServerInfo | None = None  # of the member, once it has come
         self.gossip = b""  # the line that tells other members of this one; b"": it takes no routes
-        self._imports: dict[str, tuple[str, ...]] | None = None  # what the member says that it wants to be told, …
-        self._exports: dict[str, tuple[str, ...]] | None = None  # … and that it tells; None: everything
+        self._imports: words.ShownRules = None  # what the member says that it wants to be told, …
+        self._exports: words.ShownRules = None  # … and that it tells; None: everything
         self.is_member = False  # it passes messages and is told interest
         self.is_duplicate = False
         self.is_self = False
@@ -272,12 +272,11 @@ class RouteSession:
         if self.info is None:
             self._introduced(info, raw)
         elif info.server_id == self.info.server_id:
-            taken = self._exports
+            before = self._imports, self._exports
             self._show_permissions(info)
             self.link.is_fenced = info.fenced
             self._owner.on_news(self, info)
-            if taken is not None and self._exports != taken:
-                # What it may have refused of our interest it takes now, and is told again over a new connection.
+            if self._is_out_of_step(*before):
                 self.close("the member's permissions have changed")
         elif self.is_member and not info.gateway_cmd:
             self._owner.on_gossip(self, info)
@@ -370,6 +369,15 @@ class RouteSession:
         It enforces them itself, and ours are enforced here.
         """
         self._imports, self._exports = words.shown_rules(info.imports), words.shown_rules(info.exports)
+
+    def _is_out_of_step(self, imports: words.ShownRules, exports: words.ShownRules) -> bool:
+        """Whether either end may lack interest of the other's since the member had these rules, until it tells all.
+
+        What it refused of ours it may take now. And of what it wants since, nats-server 2.15 (which has said how many
+        connections it would make) tells only one of the members with one connection.
+        """
+        refused = exports is not None and exports != self._exports
+        return refused or (imports != self._imports and self.info is not None and self.info.route_pool_size > 0)
 
     # ---- from the engine
 

@@ -38,7 +38,11 @@ class Rules(msgspec.Struct, frozen=True, omit_defaults=True):
     deny: tuple[str, ...] | None = None
 
 
-def shown_rules(rules: Rules | None) -> dict[str, tuple[str, ...]] | None:
+# Rules for a page; None: there are none.
+ShownRules = dict[str, tuple[str, ...]] | None
+
+
+def shown_rules(rules: Rules | None) -> ShownRules:
     """The rules for a page; None: there are none."""
     if rules is None:
         return None
@@ -84,6 +88,7 @@ class ServerInfo(msgspec.Struct, frozen=True):
     lnoc: bool = False  # a member of the cluster that is told which leaf node's cluster a message comes from
     lnocu: bool = False  # … and that tells of each such cluster's interest apart
     only_queues: bool = False  # it knows QMSG: broker/serverwire.pxd
+    route_pool_size: int = 0  # connections that a newer member would make; 0: it is none
     imports: Rules | None = msgspec.field(name="import", default=None)
     exports: Rules | None = msgspec.field(name="export", default=None)
 

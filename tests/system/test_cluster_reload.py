@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -197,3 +198,33 @@ async def test_a_member_that_takes_more_of_our_interest_after_a_reload_is_told_i
             await hears.flush()
     assert hears.inbox[0].subject == "kept.back"
     assert here.log.wait_line("Router connection closed: the member's permissions have changed")
+
+
+async def test_what_a_newer_member_imports_after_a_reload_holds_for_all_others(start: Start, net: Net) -> None:
+    """It tells only one of those that have one connection to it."""
+    there = start("nats-server-2.15", cluster_config("there", inner='permissions { import: { allow: ["old"] } }'))
+    ours = [start("gnatswarm-1", cluster_config(name, (route_port(there),))) for name in ("one", "two")]
+    await until(lambda: is_meshed([there, *ours]))
+    hears, says = await net.client(there), await net.clients(ours)
+    await subscribed(hears, "old 1", "new 2", "new group 3")
+
+    async def hears_only(wanted: str, other: str, copies: int) -> None:
+        """Returns when of both messages of each member, published in this order, it has heard the second one alone."""
+        rounds = 0
+        async with asyncio.timeout(20):
+            while True:
+                rounds += 1
+                for number, client in enumerate(says):
+                    words = "".join(f"PUB {subject} 8\r\n{rounds:06} {number}\r\n" for subject in (other, wanted))
+                    await client.talk(words + "PING\r\n", expect_last="PONG\r\n")
+                await hears.flush()
+                heard = Counter((frame.subject, frame.payload) for frame in hears.inbox)
+                for past in range(rounds):
+                    texts = [b"%06d %d" % (past + 1, number) for number in range(len(says))]
+                    if all((heard[wanted, text], heard[other, text]) == (copies, 0) for text in texts):
+                        return
+
+    await hears_only("old", "new", 1)
+    hears.inbox.clear()
+    reload(there, '"old"', '"new"')
+    await hears_only("new", "old", 2)
