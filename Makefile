@@ -45,10 +45,10 @@ help: ## list the targets
 run: build ## start the broker, on port 4222 unless ARGS says otherwise
 	@exec $(VENV)/bin/gnatswarm $(ARGS)
 
-# Many tests wait, for a broker or a moment: with one worker more than two processors, somebody works meanwhile.
+# Many tests wait, for a broker or a moment: with twice as many workers as two processors, somebody works meanwhile.
 # With byte code, for the same reason as below: no worker then compiles all of the tests.
 test: build $(VENV)/.tools ## run the tests
-	@PYTHONDONTWRITEBYTECODE= $(PYTEST) -n $(or $(WORKERS),3) --dist worksteal $(ARGS)
+	@PYTHONDONTWRITEBYTECODE= $(PYTEST) -n $(or $(WORKERS),4) --dist worksteal $(ARGS)
 
 # Many containers set PYTHONDONTWRITEBYTECODE, and then Python writes no byte code; without byte code a broker takes half
 # as long again to start.
