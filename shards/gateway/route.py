@@ -371,13 +371,14 @@ class RouteSession:
         self._imports, self._exports = words.shown_rules(info.imports), words.shown_rules(info.exports)
 
     def _is_out_of_step(self, imports: words.ShownRules, exports: words.ShownRules) -> bool:
-        """Whether either end may lack interest of the other's since the member had these rules, until it tells all.
+        """Whether one end may have the other's interest by these rules, which the member had before, until it ends.
 
-        What it refused of ours it may take now. And of what it wants since, nats-server 2.15 (which has said how many
-        connections it would make) tells only one of the members with one connection.
+        What the member refused of ours it may take now. And a nats-server 2.15, which has said how many connections it
+        would make, applies the present ones to only one of the members with one connection, but for INFO.
         """
-        refused = exports is not None and exports != self._exports
-        return refused or (imports != self._imports and self.info is not None and self.info.route_pool_size > 0)
+        if self.info is not None and self.info.route_pool_size > 0:
+            return (imports, exports) != (self._imports, self._exports)
+        return exports is not None and exports != self._exports
 
     # ---- from the engine
 

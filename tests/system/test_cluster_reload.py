@@ -228,3 +228,23 @@ async def test_what_a_newer_member_imports_after_a_reload_holds_for_all_others(s
     hears.inbox.clear()
     reload(there, '"old"', '"new"')
     await hears_only("new", "old", 2)
+
+
+async def test_what_a_newer_member_exports_no_more_after_a_reload_comes_to_nobody(start: Start, net: Net) -> None:
+    """It takes back the interest of one of those that have one connection to it."""
+    there = start("nats-server-2.15", cluster_config("there", inner="# rules\n"))
+    ours = [start("gnatswarm-1", cluster_config(name, (route_port(there),))) for name in ("one", "two")]
+    await until(lambda: is_meshed([there, *ours]))
+    says, hear = await net.client(there), await net.clients(ours)
+    for client in hear:
+        await subscribed(client, "kept 1", "free 2")
+        await know(says, client)
+    lines = [len(broker.log.lines) for broker in ours]
+    reload(there, "# rules", 'permissions { export: { deny: ["kept"] } }')
+    for broker, line in zip(ours, lines, strict=True):
+        broker.log.wait_line("Router connection closed: the member's permissions have changed", start=line)
+    await until(lambda: is_meshed([there, *ours]))
+    for client in hear:
+        await know(says, client)
+    await says.talk("".join(f"PUB {one} 0\r\n\r\n" for one in ("kept", "free")) + "PING\r\n", expect_last="PONG\r\n")
+    assert [[frame.subject for frame in await arrived(client, 1)] for client in hear] == [["free"], ["free"]]

@@ -22,6 +22,7 @@ import pytest
 
 from gnatswarm.broker.access.nkey import user_key
 from gnatswarm.shards.boundary.seeds import seed_bytes
+from gnatswarm.shards.gateway.remote import TELL_EVERY
 from tests.support.authority import Authority
 from tests.support.leaves import (
     CREATED,
@@ -321,6 +322,14 @@ async def test_a_wrong_port_and_a_wrong_password_are_said_and_harm_nobody(start:
     await subscribed(client, "own 1")
     await client.send("PUB own 0\r\n\r\n")
     assert await payloads(client, 1) == [b""]
+
+
+async def test_a_hub_that_refuses_again_and_again_is_told_of_at_first_and_every_so_often(start: Start) -> None:
+    hub = start("nats-server", hub_config("", "authorization { user: u, password: right }"))
+    leaf = start("gnatswarm-1", leaf_config(hub_port(hub), remote="reconnect_delay: '1ms'", login="u:wrong"))
+
+    await until(lambda: leaf.log.text.count("was not made") >= 3)  # the 120th time
+    assert hub.log.text.count("authentication error") > TELL_EVERY
 
 
 async def test_an_nkey_signs_the_hubs_nonce(start: Start, net: Net, hub_kind: str) -> None:
