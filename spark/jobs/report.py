@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import csv
+import errno
 import os
 import shutil
 import sys
@@ -233,7 +234,8 @@ def main(arguments: list[str]) -> int:
 def write_whole(path: Path, text: str) -> None:
     """Write it, in the place of what is there: that stays if this fails, or is killed. OSError that names the file.
 
-    A device, a pipe, a link, and a file in a directory where no other can be made, are written as they are.
+    Owner and mode stay. A device, a pipe, a link, a file that is mounted, one whose owner nobody else can be, and one
+    in a directory where no other can be made, are written as they are.
     """
     draft = path.with_name(f".gnatswarm-{os.getpid()}.tmp")
     try:
@@ -242,9 +244,13 @@ def write_whole(path: Path, text: str) -> None:
                 raise PermissionError
             draft.write_text(text, encoding="utf-8")
             if path.exists():
+                former = path.stat()
+                os.chown(draft, former.st_uid, former.st_gid)
                 shutil.copymode(path, draft)
             draft.replace(path)
-        except PermissionError:
+        except OSError as error:
+            if not isinstance(error, PermissionError) and error.errno not in (errno.EBUSY, errno.EROFS):
+                raise
             path.write_text(text, encoding="utf-8")
         finally:
             with contextlib.suppress(OSError):

@@ -428,6 +428,37 @@ def test_a_file_in_a_directory_that_is_another_s_and_what_is_no_file_are_written
     write_whole(rules, "in place")
     assert rules.read_text() == "in place" and {*tmp_path.iterdir()} == {rules, link}
 
+    def mounted(*_words: object) -> None:
+        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+
+    monkeypatch.setattr(Path, "replace", mounted)
+    write_whole(rules, "where it is mounted")
+    assert rules.read_text() == "where it is mounted" and {*tmp_path.iterdir()} == {rules, link}
+
+
+def test_a_file_that_is_written_whole_keeps_its_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The broker that includes it may run as somebody else than who writes it."""
+    pytest.importorskip("pyspark", reason="the extra `spark` is not installed")
+    from gnatswarm.spark.jobs.report import write_whole
+
+    rules = tmp_path / "rules.conf"
+    write_whole(rules, "former")
+    if os.geteuid() == 0:
+        os.chown(rules, 65534, 65534)
+    rules.chmod(0o640)
+    former = rules.stat()
+    write_whole(rules, "latter")
+    now = rules.stat()
+    assert rules.read_text() == "latter" and now.st_ino != former.st_ino
+    assert (now.st_uid, now.st_gid, now.st_mode) == (former.st_uid, former.st_gid, former.st_mode)
+
+    def denied(*_words: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "chown", denied)
+    write_whole(rules, "in place")
+    assert rules.read_text() == "in place" and rules.stat().st_ino == now.st_ino
+
 
 def test_a_disk_that_is_full_at_the_end_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
