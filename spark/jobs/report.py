@@ -60,6 +60,8 @@ MOST_SMALL_BYTES = 2 << 20
 PARQUET_WEIGHT = 4
 # The batch number of the temporary tables. It is after every batch of the stream, so that a row in both counts once.
 LAST_BATCH = 1 << 30
+# Why a file cannot be replaced that can be written: it or its directory is mounted, or its owner is nobody here.
+IN_PLACE = (errno.EPERM, errno.EACCES, errno.EBUSY, errno.EINVAL, errno.EROFS)
 
 
 def is_small(master: str, directory: str) -> bool:
@@ -241,7 +243,7 @@ def write_whole(path: Path, text: str) -> None:
     try:
         try:
             if path.is_symlink() or (path.exists() and not path.is_file()):
-                raise PermissionError
+                raise PermissionError(errno.EPERM, "")
             draft.write_text(text, encoding="utf-8")
             if path.exists():
                 former = path.stat()
@@ -249,7 +251,7 @@ def write_whole(path: Path, text: str) -> None:
                 shutil.copymode(path, draft)
             draft.replace(path)
         except OSError as error:
-            if not isinstance(error, PermissionError) and error.errno not in (errno.EBUSY, errno.EROFS):
+            if error.errno not in IN_PLACE:
                 raise
             path.write_text(text, encoding="utf-8")
         finally:
