@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import csv
+import errno
 import os
 import shutil
 import sys
@@ -59,6 +60,8 @@ MOST_SMALL_BYTES = 2 << 20
 PARQUET_WEIGHT = 4
 # The batch number of the temporary tables. It is after every batch of the stream, so that a row in both counts once.
 LAST_BATCH = 1 << 30
+# Why a file cannot be replaced that can be written: it or its directory is mounted, or its owner is nobody here.
+IN_PLACE = (errno.EPERM, errno.EACCES, errno.EBUSY, errno.EINVAL, errno.EROFS)
 
 
 def is_small(master: str, directory: str) -> bool:
@@ -233,18 +236,23 @@ def main(arguments: list[str]) -> int:
 def write_whole(path: Path, text: str) -> None:
     """Write it, in the place of what is there: that stays if this fails, or is killed. OSError that names the file.
 
-    A device, a pipe, a link, and a file in a directory where no other can be made, are written as they are.
+    Owner and mode stay. A device, a pipe, a link, a file that is mounted, one whose owner nobody else can be, and one
+    in a directory where no other can be made, are written as they are.
     """
     draft = path.with_name(f".gnatswarm-{os.getpid()}.tmp")
     try:
         try:
             if path.is_symlink() or (path.exists() and not path.is_file()):
-                raise PermissionError
+                raise PermissionError(errno.EPERM, "")
             draft.write_text(text, encoding="utf-8")
             if path.exists():
+                former = path.stat()
+                os.chown(draft, former.st_uid, former.st_gid)
                 shutil.copymode(path, draft)
             draft.replace(path)
-        except PermissionError:
+        except OSError as error:
+            if error.errno not in IN_PLACE:
+                raise
             path.write_text(text, encoding="utf-8")
         finally:
             with contextlib.suppress(OSError):

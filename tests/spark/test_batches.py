@@ -422,11 +422,44 @@ def test_a_file_in_a_directory_that_is_another_s_and_what_is_no_file_are_written
     write_whole(Path(os.devnull), "nothing")
 
     def denied(*_words: object) -> None:
-        raise PermissionError
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES))
 
     monkeypatch.setattr(Path, "replace", denied)  # (for root every directory is its own)
     write_whole(rules, "in place")
     assert rules.read_text() == "in place" and {*tmp_path.iterdir()} == {rules, link}
+
+    def mounted(*_words: object) -> None:
+        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+
+    monkeypatch.setattr(Path, "replace", mounted)
+    write_whole(rules, "where it is mounted")
+    assert rules.read_text() == "where it is mounted" and {*tmp_path.iterdir()} == {rules, link}
+
+
+def test_a_file_that_is_written_whole_keeps_its_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The broker that includes it may run as somebody else than who writes it."""
+    pytest.importorskip("pyspark", reason="the extra `spark` is not installed")
+    from gnatswarm.spark.jobs.report import write_whole
+
+    rules = tmp_path / "rules.conf"
+    write_whole(rules, "former")
+    if os.geteuid() == 0:
+        os.chown(rules, 65534, 65534)
+    rules.chmod(0o640)
+    former = rules.stat()
+    write_whole(rules, "latter")
+    now = rules.stat()
+    assert rules.read_text() == "latter" and now.st_ino != former.st_ino
+    assert (now.st_uid, now.st_gid, now.st_mode) == (former.st_uid, former.st_gid, former.st_mode)
+
+    for why in (errno.EPERM, errno.EINVAL):  # (the latter: in a container whose users are not those of the file)
+
+        def denied(*_words: object, why: int = why) -> None:
+            raise OSError(why, os.strerror(why))
+
+        monkeypatch.setattr(os, "chown", denied)
+        write_whole(rules, f"in place {why}")
+        assert rules.read_text() == f"in place {why}" and rules.stat().st_ino == now.st_ino
 
 
 def test_a_disk_that_is_full_at_the_end_is_one_line(
