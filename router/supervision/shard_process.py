@@ -13,7 +13,6 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Protocol
 
 from gnatswarm.shards.boundary.control import Awake, Boot, Channel, ControlError, ControlMessage, ToRouter, encode
@@ -183,12 +182,13 @@ class ShardProcess:
         False, too, of one that cannot be looked at.
         """
         try:
-            stat = Path(f"/proc/{self.pid}/task/{self.pid}/stat").read_text(encoding="ascii", errors="replace")
+            with open(f"/proc/{self.pid}/task/{self.pid}/stat", "rb") as file:
+                stat = file.read()
         except OSError:
             return False
-        fields = stat.rpartition(")")[2].split()  # from the third one of proc(5) on
+        fields = stat.rpartition(b")")[2].split()  # from the third one of proc(5) on
         before, self._used = self._used, (ping, int(fields[11]) + int(fields[12]))
-        return fields[0] == "R" or (before[0] == ping and self._used > before)
+        return fields[0] == b"R" or (before[0] == ping and self._used > before)
 
     def kill(self) -> None:
         """Send SIGKILL; does nothing once it was reaped."""
