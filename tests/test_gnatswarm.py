@@ -36,7 +36,7 @@ def form(request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left() -> Iterator[None]:
-    """Threads, descriptors, children and files are what they were."""
+    """There are no more threads, descriptors and files than before."""
 
     def held() -> tuple[set[str], int, list[str]]:
         base = linkdir.default_base()
@@ -44,9 +44,13 @@ def _nothing_is_left() -> Iterator[None]:
         threads = {thread.name for thread in threading.enumerate() if "asyncio" not in thread.name}
         return threads, len(os.listdir("/proc/self/fd")), own
 
-    before = held()
+    threads, descriptors, files = held()
     yield
-    assert held() == before
+    now = held()
+    # (what an earlier test left to the garbage collector may have ended meanwhile)
+    assert now[0] <= threads, now[0] - threads
+    assert now[1] <= descriptors
+    assert now[2] == files
 
 
 async def round_trip(broker: Any) -> bytes:

@@ -364,7 +364,7 @@ while not is_started:
     room += 1
     resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     chaos.stop()
-    assert len(os.listdir("/proc/self/fd")) - 1 == before
+    assert len(os.listdir("/proc/self/fd")) - 1 <= before
 """
 
 

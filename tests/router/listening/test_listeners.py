@@ -249,4 +249,4 @@ def test_no_descriptors_left() -> None:
             Listeners("127.0.0.1", -1, 64)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before

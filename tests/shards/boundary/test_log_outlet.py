@@ -122,7 +122,7 @@ def test_a_thread_and_descriptors_last_until_all_is_written(reader: Reader) -> N
     reader.lines(count)
     thread.join(20)
     assert not thread.is_alive()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def test_without_a_thread_lines_wait_for_one(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
