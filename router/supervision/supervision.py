@@ -176,11 +176,12 @@ class Exited(RouterEvent, frozen=True):
 
 
 class TimePassed(RouterEvent, frozen=True):
-    """Sent a few times a second; deadlines are checked then."""
+    """Sent a few times a second; deadlines are checked then.
 
-    computes: bool = (
-        False  # the shard's answer is late, and its main thread ran since the last one, or waits for a core
-    )
+    `computes`: the shard's answer is late, and its main thread has run since the last one, or waits for a core.
+    """
+
+    computes: bool = False
 
 
 class Late(RouterEvent, frozen=True):
