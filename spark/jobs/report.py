@@ -7,6 +7,7 @@ import contextlib
 import csv
 import errno
 import os
+import secrets
 import shutil
 import sys
 import tempfile
@@ -239,26 +240,37 @@ def write_whole(path: Path, text: str) -> None:
     Owner and mode stay. A device, a pipe, a link, a file that is mounted, one whose owner nobody else can be, and one
     in a directory where no other can be made, are written as they are.
     """
-    draft = path.with_name(f".gnatswarm-{os.getpid()}.tmp")
     try:
-        try:
-            if path.is_symlink() or (path.exists() and not path.is_file()):
-                raise PermissionError(errno.EPERM, "")
-            draft.write_text(text, encoding="utf-8")
-            if path.exists():
-                former = path.stat()
-                os.chown(draft, former.st_uid, former.st_gid)
-                shutil.copymode(path, draft)
-            draft.replace(path)
-        except OSError as error:
-            if error.errno not in IN_PLACE:
-                raise
+        if not _replaced(path, text):
             path.write_text(text, encoding="utf-8")
-        finally:
-            with contextlib.suppress(OSError):
-                draft.unlink()
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def _replaced(path: Path, text: str) -> bool:
+    """Whether a new file could take its place."""
+    is_there = path.exists()
+    if path.is_symlink() or (is_there and not path.is_file()):
+        return False
+    # In a directory of all users nobody else knows the name, and nobody may read what its owner alone could.
+    draft = path.with_name(f".gnatswarm-{secrets.token_hex(8)}.tmp")
+    try:
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if is_there else 0o666)
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        if is_there:
+            former = path.stat()
+            os.chown(draft, former.st_uid, former.st_gid)
+            shutil.copymode(path, draft)
+        draft.replace(path)
+    except OSError as error:
+        if error.errno in IN_PLACE:
+            return False
+        raise
+    finally:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+    return True
 
 
 def report(asked: argparse.Namespace, session: SparkSession, statistics: Statistics, progress: Progress) -> int:

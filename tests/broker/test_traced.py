@@ -113,20 +113,25 @@ def test_the_flags_of_a_traceparent_are_a_signed_byte_as_in_nats_server(flags: s
     assert message_trace.is_sampled({"traceparent": [f"00-trace-span-{flags}"]}) is is_sampled
 
 
+def a_trace(**changes: Any) -> message_trace.MessageTrace:
+    given: dict[str, Any] = {
+        "account": b"A",
+        "destination": b"traces",
+        "headers": {},
+        "size": 0,
+        "is_only": False,
+        "hop": "",
+        "is_by_parent": False,
+        "now_us": lambda: 0,
+        "who": lambda cid: ("", "A"),
+        "is_exported": lambda account, exporter, subject: False,
+    }
+    return message_trace.MessageTrace(**(given | changes))
+
+
 def test_a_hop_names_the_way_to_it() -> None:
     for hop, wanted in (("", [b"1", b"2"]), ("2", [b"2.1", b"2.2"])):
-        one = message_trace.MessageTrace(
-            account=b"A",
-            destination=b"traces",
-            headers={},
-            size=0,
-            is_only=False,
-            hop=hop,
-            is_by_parent=False,
-            now_us=lambda: 0,
-            who=lambda cid: ("", "A"),
-            is_exported=lambda account, exporter, subject: False,
-        )
+        one = a_trace(hop=hop)
         assert [one.sent_on(shard) for shard in (1, 2)] == wanted
 
 
@@ -137,18 +142,7 @@ def test_whether_it_follows_a_stream_is_asked_once_of_each_account() -> None:
         asked.append((account, exporter, subject))
         return account == "open"
 
-    one = message_trace.MessageTrace(
-        account=b"A",
-        destination=b"traces",
-        headers={},
-        size=0,
-        is_only=False,
-        hop="",
-        is_by_parent=False,
-        now_us=lambda: 0,
-        who=lambda cid: ("", "open" if cid % 2 else "closed"),
-        is_exported=is_exported,
-    )
+    one = a_trace(who=lambda cid: ("", "open" if cid % 2 else "closed"), is_exported=is_exported)
     assert [one.exported(cid, b"A", b"s", b"to") for cid in range(100)] == [False, True] * 50
     assert asked == [("closed", b"A", b"s"), ("open", b"A", b"s")]
     assert (one.exported(1, b"A", b"other", b"to"), one.exported(1, b"B", b"s", b"to")) == (True, True)

@@ -447,8 +447,16 @@ def test_a_file_that_is_written_whole_keeps_its_owner(tmp_path: Path, monkeypatc
         os.chown(rules, 65534, 65534)
     rules.chmod(0o640)
     former = rules.stat()
+    chown, modes = os.chown, []
+
+    def seen(draft: Path, uid: int, gid: int) -> None:
+        modes.append(draft.stat().st_mode & 0o777)
+        chown(draft, uid, gid)
+
+    monkeypatch.setattr(os, "chown", seen)
     write_whole(rules, "latter")
     now = rules.stat()
+    assert modes == [0o600]  # nobody reads meanwhile who may not read the file
     assert rules.read_text() == "latter" and now.st_ino != former.st_ino
     assert (now.st_uid, now.st_gid, now.st_mode) == (former.st_uid, former.st_gid, former.st_mode)
 
