@@ -100,6 +100,8 @@ SITUATIONS = {
     "member of a queue group moves": "member moves",
     "subscription with a max moves": "max moves",
     "slow client moves": "slow client moves",
+    "client waits for publish_limits": "client waits for publish_limits",
+    "… and moves": "client that waits for publish_limits moves",
     "move stopped or refused": "move stopped",
     "shard joined": "join",
     "shard left in order": "leave",

@@ -343,10 +343,14 @@ def check_queue(history: History, reach: Reach, group: tuple[str, str], members:
         return
     if not got and is_excused_by_a_stale_choice(message, members, counted, kept_out):
         return
+    here = [one for one in members if one.client not in message.near]
+    is_in_vain = message.is_of_leaf and bool(here) and all(one.sid in kept_out for one in here)
     for one in members:
         _, view, _ = reach.hits[one.sid]
         if not view.is_sure or one.sid in kept_out or one.most != NEVER:
             continue
+        if one.client in message.near and is_in_vain:
+            continue  # a hub has chosen us, for members of ours that may not have it
         if one.client in message.near and one.is_second:
             continue  # its server thought of members here, who had left; a leaf node gets nothing back
         if is_answer and view.is_across and one.left_at <= message.acked_at:

@@ -324,6 +324,21 @@ SHARE_SINGLED = 0.15
 # They are not among those that drawn() draws: see drawn_lasting().
 STOPS = "stops"
 SHARE_STOPS = 0.3
+# Most clients may publish only so much, counted over all shards: drawn apart, of worlds in which what a client says is
+# not looked at before it is carried out, and in which nobody stops with it unsaid.
+RATED = "rated"
+SHARE_RATED = 0.4
+NEVER_RATED = ANEW, BOUNDS, EAGER, STOPS, VERBOSE
+RATED_STEPS = ("volley", "volley", "pub", "pass", "hop", "carry", "carry", "ping")
+RATED_PATTERNS = (
+    "sub gather settle volley 1 hop 1 carry carry pass carry bring pass ping 1 carry settle",
+    "gather settle volley 1 volley 2 desert pass carry carry pass carry carry ping 1 settle",
+    "sub settle volley 1 retire tell pass carry bring pass bring pass carry settle",
+    "request 1 request 1 request 1 volley 1 hop 1 pass carry bring answer pass carry settle",
+    "gather settle volley 1 hop 1 break carry pass carry bring pass carry ping 1 settle",
+    "gather settle volley 1 hop 1 carry stop pass volley 1 pass hop 1 carry bring pass settle",
+    "sub settle volley 1 volley 2 kill tell pass carry ping 1 pass carry ping 2 settle",
+)
 LASTING = "lasting"
 LASTING_WORDS = "servers", "accounts", "reloads", "queues"
 LASTING_STEPS = 500
@@ -339,7 +354,7 @@ PATTERN_STEPS = (
 # Words of worlds that the counts by kind do not tell apart.
 APART = (
     *(ANEW, BOUNDS, BRIEF, BY_ACCOUNT, DIRECT, EAGER, GRADUAL, GROWS, LASTING, LIMITED, LOCAL),
-    *(MODEST, NO_ECHO, PARTIAL, POOLED, RESET, SPREAD, STOPS, TRACED, UPWARD, VERBOSE),
+    *(MODEST, NO_ECHO, PARTIAL, POOLED, RATED, RESET, SPREAD, STOPS, TRACED, UPWARD, VERBOSE),
 )
 MOST_STEPS = 300
 # Faults: most schedules have only some of them, or none.
@@ -474,6 +489,11 @@ def drawn(seed: int) -> Schedule:
         schedule = replace(schedule, steps=with_some(rng, schedule.steps, list(RESET_PATTERNS)))
     if not (schedule.has("slow") or schedule.has("servers")):
         schedule = with_own_steps(seed, schedule, STOPS, SHARE_STOPS, ())
+    if not any(schedule.has(word) for word in NEVER_RATED):
+        schedule = with_own_steps(seed, schedule, RATED, SHARE_RATED, RATED_STEPS)
+    if schedule.has(RATED):
+        rng = random.Random(f"rated patterns {seed}")
+        schedule = replace(schedule, steps=with_some(rng, schedule.steps, list(RATED_PATTERNS)))
     return schedule
 
 

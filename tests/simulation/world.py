@@ -18,6 +18,7 @@ from random import Random
 from gnatswarm.broker import interest as interests
 from gnatswarm.broker import service_imports
 from gnatswarm.broker import sublist as sublists
+from gnatswarm.broker.allowance import Allowance
 from gnatswarm.broker.connection import ClientConnection
 from gnatswarm.broker.errors import CloseReason
 from gnatswarm.broker.frozen import OfferedClient, RecordRefused
@@ -36,6 +37,7 @@ from tests.simulation.crowds import Crowd
 from tests.simulation.history import NEVER, Message, Subscription
 from tests.simulation.logins import Login, LoginClient, Owner, Wishes, connect_line, options_with_users, user_name
 from tests.simulation.promises import History
+from tests.simulation.rates import Rates
 from tests.simulation.schedule import (
     ANEW,
     BOUNDS,
@@ -51,6 +53,7 @@ from tests.simulation.schedule import (
     MOST_SHARDS_HERE,
     NO_ECHO,
     PARTIAL,
+    RATED,
     RESET,
     STOPS,
     TRACED,
@@ -101,6 +104,7 @@ KNOWN_ERRORS = (
     b"Invalid Subject",
 )
 STEP_COSTS = 60_000, 26_000, 9_000  # of making an entry: in worlds with BRIEF, where 50,000 are a turn
+LEAST_WAIT_S = 0.005  # as shards.clients.allowances
 MOST_ROUNDS = 200  # of half a second each, within which everything must have recovered
 
 REFUSALS = (
@@ -154,6 +158,7 @@ class Person:
     was_reset: bool = False  # while it moved: it says nothing more, and what it said is still to be read
     moved_at: int = NEVER  # the step at which its last move began
     detached_to: int = 0  # bytes queued for it when that was over
+    rate: Allowance | None = None  # what it may publish
     detached_pending: int = 0  # of those, how many its new shard had not sent, if it is to be closed for them
     socket: ProbeSocket = field(init=False)
     sight: Sight = field(default_factory=Sight)  # what we have looked at of what it was sent
@@ -166,7 +171,12 @@ class Person:
     def is_read(self) -> bool:
         """Whether the broker reads from it now, and it may send anything."""
         is_busy = self.is_waiting or self.backlog or self.rest or self.socket.is_held or self.was_reset
-        return not (self.is_gone or self.is_on_its_way or is_busy)
+        return not (self.is_gone or self.is_on_its_way or is_busy or self.is_limited)
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether it has published as much as it may for now."""
+        return self.rate is not None and not self.rate.look(self.process.swarm.now_us)[0]
 
     def believed_at(self, process: Process) -> bool:
         """Whether siblings may send that shard what is for it; it may have closed while it moved there."""
@@ -235,6 +245,7 @@ class World:
             is_gradual=schedule.has(GRADUAL),
             is_by_account=schedule.has(BY_ACCOUNT),
         )
+        self.rates = Rates() if schedule.has(RATED) else None
         self.servers: Servers | None = None
         if schedule.has("servers"):
             self.servers = Servers(self.swarm, schedule.seed, self.history, schedule.has)
@@ -390,6 +401,8 @@ class World:
         person = Person(number, process, client, account, rights, limits=self.limits, wishes=wishes, user=user)
         if self.schedule.has(BRIEF) and not isinstance(client.session, Login):
             client.session.on_turn_over = lambda: person.process.on_turn_over(client.session)  # type: ignore[method-assign]
+        if self.rates is not None:
+            self.limit(person, self.rates)
         person.taken = client.connection.in_msgs
         self.people.append(person)
         self.present.append(person.sight)
@@ -401,6 +414,25 @@ class World:
         self.subscribe(person, f"_INBOX.{number}.*", "")
         person.inbox = person.subscriptions[-1]
         return True
+
+    def limit(self, person: Person, rates: Rates) -> None:
+        """It may publish only so much from now on, at whichever shard it is."""
+        client = person.client
+
+        def wait(wait_us: int) -> None:
+            self.seen["client waits for publish_limits"] += 1
+            connection, process = client.connection, person.process
+
+            def again() -> None:
+                if client.connection is connection and not (person.is_gone or person.is_on_its_way):
+                    connection.publish_again()
+                    process.probe.finish()
+
+            process.loop.call_later(max(wait_us / 1e6, LEAST_WAIT_S), again)
+
+        person.rate = rates.of(person.number)
+        client.session.on_publish_limited = wait  # type: ignore[method-assign]
+        client.connection.allow(person.rate)
 
     def begin(self, person: Person, connect: bytes) -> None:
         """CONNECT and more in one write, perhaps PING before it where nobody logs in; all that in pieces."""
@@ -2146,6 +2178,7 @@ class World:
         self.seen["move"] += 1
         self.seen["moves at once"] += sum(one.links.moves.is_leaving for one in self.swarm.alive) > 1
         self.seen["slow client moves"] += any(one.is_slow for one in chosen)
+        self.seen["client that waits for publish_limits moves"] += any(one.is_limited and one.backlog for one in chosen)
 
     def do_hop(self, step: Step) -> None:
         """One client begins to move; the same numbers mean the same client."""
@@ -2301,6 +2334,7 @@ class World:
         connection = process.engine.probe.connection(offered.cid, person.client.session, sublist=sublist)
         connection.enter(sublist, COMPILED[person.rights])
         connection.set_limits(person.limits)
+        connection.allow(person.rate)
         return connection
 
     def takes_no_more(self, client: EngineClient) -> None:
