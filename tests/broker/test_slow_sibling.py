@@ -193,6 +193,21 @@ def test_so_does_one_to_whom_the_subscriber_of_another_account_listens(swarm: Sw
     assert not is_held(publisher)
 
 
+def test_so_does_one_whom_that_subscriber_hears_by_two_imports(swarm: Swarm) -> None:
+    """By one of the subject alone, and by one of a pattern."""
+    for engine in swarm.mesh.engines.values():
+        assert engine.probe.mesh is not None
+        a, b = engine.probe.mesh.account(b"A"), engine.probe.mesh.account(b"B")
+        b.streams = [rules.StreamImport(a, subject, subject) for subject in (b"stream.one", b"stream.*")]
+    reader, publisher = swarm.client(1, b"B", b"SUB > 1\r\n"), swarm.client(0, b"A")
+    swarm.stop_reading(reader)
+    publisher.feed(publish(b"stream.one") * (ENOUGH // 2))  # each comes twice
+    swarm.mesh.carry(0, 1, 1 << 30)
+    assert swarm.said_slow(1, 0) == [b"SLOW A stream.one", b"SLOW A stream.*"]
+    publisher.feed(publish(b"stream.two"))
+    assert is_held(publisher)
+
+
 def test_a_pattern_is_told_again_as_long_as_its_subscriber_is_behind(swarm: Swarm) -> None:
     reader, publisher = swarm.client(1, b"A", b"SUB stream.* 1\r\n"), swarm.client(0, b"A")
     swarm.stop_reading(reader)
