@@ -137,7 +137,7 @@ class _Endpoint:
     def published(self) -> dict[str, int]:
         """What was published so far: messages by subject, the most frequent first, without inboxes.
 
-        Of at most 1,000 subjects, over all accounts. A subject's count begins anew with a subscription that matches it.
+        Of at most 1,000 subjects, over all accounts. Of hundreds of thousands some may have a count that began anew.
         """
         raise NotImplementedError
 

@@ -273,7 +273,7 @@ cdef inline size_t cache_end(Sublist sublist, size_t start, size_t slots) noexce
 
 
 cdef inline Earlier counted(const Entry *entry) noexcept:
-    """The counts since the match result was built."""
+    """The counts since a match result was built first."""
     cdef Earlier so_far
     so_far.msgs = entry.counts.msgs
     so_far.payload_bytes = entry.counts.payload_bytes
@@ -291,8 +291,8 @@ def cached_entries(Sublist sublist not None, size_t start, size_t slots, uint64_
 
     Rows of subjects with `least` or more messages or deliveries. Subjects that begin with `folded` (unless it is empty)
     have no rows: FoldedCounts is their sum. `is_exact`: bytes of a subject that are not UTF-8 are surrogates, so that
-    no two subjects have the same text. Counts begin when the match result is built, and again after a matching
-    subscription changes; subscriptions and members are this shard's.
+    no two subjects have the same text. Counts begin when a match result is built, and again where the cache had no
+    room for it meanwhile; subscriptions and members are this shard's.
     """
     cdef size_t end = cache_end(sublist, start, slots)
     cdef const uint8_t *prefix = folded

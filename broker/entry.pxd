@@ -52,7 +52,7 @@ ctypedef struct Recent:
     uint64_t payload_bytes
     uint64_t out_bytes
 
-# For monitoring: the same since the entry was made, without what is in Recent.
+# For monitoring: the same since the subject's first entry was made, without what is in Recent.
 ctypedef struct Earlier:
     uint64_t msgs
     uint64_t payload_bytes
@@ -91,7 +91,7 @@ ctypedef struct Entry:
     uint64_t slow_until_us   # a sibling said that a subscriber there is behind: publishers are to wait
     uint64_t slow_told_us    # when siblings that feed us were last told the same …
     uint64_t slow_told_to    # … and which, a bit each
-    Earlier *earlier         # what was harvested of it before; NULL: nothing
+    Earlier *earlier         # what was harvested of it before, or of one in whose place it came; NULL: nothing
     Recent counts            # … and since then. Last: the targets begin in the same cache line
 
 

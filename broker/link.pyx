@@ -26,13 +26,12 @@ from gnatswarm.broker.routewire cimport (
     ROUTE_PART, ROUTE_PING, ROUTE_PONG, ROUTE_QUEUE_ACK, ROUTE_QUEUE_END, ROUTE_QUEUE_MSG, ROUTE_QUEUE_NAK, ROUTE_SHIFT,
     ROUTE_SLOW, ROUTE_STOP, ROUTE_SUB, ROUTE_TAKE, ROUTE_UNSUB, RouteOpKind, has_words, parse_plain_message,
     parse_route_op)
-from gnatswarm.broker.rules cimport StreamImport
-from gnatswarm.broker.subject cimport SUBJECT_BAD, SUBJECT_WILDCARD, subject_kind, subject_matches
+from gnatswarm.broker.subject cimport SUBJECT_BAD, SUBJECT_WILDCARD, subject_kind
 from gnatswarm.broker.sublist cimport MOST_MATCHING, PREFIX_BYTES, count_steps, match_steps
 from gnatswarm.broker.table cimport MOST_KEY_BYTES
 from gnatswarm.broker.fanout cimport (
     MOST_DELIVERED, ORIGIN_SIBLING, ORIGIN_SIBLING_ACCOUNT, PLAINLY, Onward, Outcome, Publish, no_outcome)
-from gnatswarm.broker.entry cimport Draft, extras_of, is_foreign, renamed_entry
+from gnatswarm.broker.entry cimport Draft, extras_of, renamed_entry
 from gnatswarm.broker.traced cimport give_traced_here, is_under_trace, untraced
 from gnatswarm.broker.word cimport SLACK, hash_bytes, likely, unlikely
 
@@ -88,36 +87,45 @@ cdef inline bint makes_wait(const OutBuf *out, uint64_t now) noexcept nogil:
         and (out.max_pending == 0 or now - out.taken_us < STALL_IF_TAKEN_US)
 
 
-cdef Node *pattern_of(Sublist sublist, Entry *entry, uint32_t i) except? NULL:
-    """What target i is subscribed to in this account; another account's client by an import. NULL: to nothing with
-    wildcards."""
-    cdef uint8_t[MOST_KEY_BYTES + SLACK] pattern
-    cdef const Sub *sub = entry.targets[i].sub
-    cdef Node *node = sub.node
-    if is_foreign(entry, i):
-        node = NULL
-        for address, stream in (<ClientConnection>entry.targets[i].out.peer).shadows.cast_by.get(<size_t>sub, ()):
-            sub = <Sub *><size_t>address
-            if (<StreamImport>stream).exporter is sublist and subject_matches(
-                    pattern, sublist.subject_of(sub.node, pattern, MOST_KEY_BYTES), entry.text, entry.subject_size):
-                node = sub.node
-                break
-    return NULL if node == NULL or node.key.kind == NODE_LITERAL else node
+cdef bint finds_nodes(Sublist sublist, const Entry *entry) noexcept:
+    """Looks for the nodes that the entry's subject meets, as they are now: sublist.found. False: no memory."""
+    cdef Draft draft
+    draft.subject = entry.text
+    draft.size = entry.subject_size
+    draft.hash = entry.hash
+    sublist.n_found = 0
+    return sublist.gather(&draft)
 
 
-cdef int patterns_behind(Sublist sublist, Entry *entry, uint64_t now, const Node **found) except -1:
-    """The patterns, at most MOST_PATTERNS, to which those of its subscribers subscribe who make publishers wait."""
-    cdef const Node *node
+cdef bint has_behind(const Node *node, uint64_t now) noexcept nogil:
+    """Does one of its subscribers here make publishers wait?"""
+    cdef const QueueGroup *group = node.groups
+    cdef const Sub *sub = node.subs
+    while sub != NULL:
+        if makes_wait(sub.out, now):
+            return True
+        sub = sub.next
+    while group != NULL:
+        sub = group.members
+        while sub != NULL:
+            if makes_wait(sub.out, now):
+                return True
+            sub = sub.next
+        group = group.next
+    return False
+
+
+cdef int patterns_behind(Sublist sublist, const Entry *entry, uint64_t now, const Node **found) noexcept:
+    """The patterns, at most MOST_PATTERNS, to which those of its subscribers subscribe who make publishers wait. Of an
+    imported stream it is the one in this account: a client may have a thousand, which nobody looks through."""
     cdef uint32_t i
     cdef int n = 0
-    for i in range(targets_of(entry)):
-        if n == MOST_PATTERNS:
-            break
-        if makes_wait(entry.targets[i].out, now):
-            node = pattern_of(sublist, entry, i)
-            if node != NULL and (n == 0 or node != found[n - 1]):
-                found[n] = node
-                n += 1
+    if not finds_nodes(sublist, entry):
+        return 0
+    for i in range(sublist.n_found):
+        if n < <int>MOST_PATTERNS and sublist.found[i].key.kind != NODE_LITERAL and has_behind(sublist.found[i], now):
+            found[n] = sublist.found[i]
+            n += 1
     return n
 
 
@@ -135,10 +143,9 @@ cdef bint is_wanted_by(const Node *node, uint64_t slots) noexcept nogil:
     return False
 
 
-cdef int servers_patterns_behind(Onward onward, Sublist sublist, Entry *entry, uint64_t now,
+cdef int servers_patterns_behind(Onward onward, Sublist sublist, const Entry *entry, uint64_t now,
                                  const Node **found) noexcept:
     """The same of other servers."""
-    cdef Draft draft
     cdef uint64_t behind = 0
     cdef const OutBuf *out
     cdef uint32_t i
@@ -147,11 +154,7 @@ cdef int servers_patterns_behind(Onward onward, Sublist sublist, Entry *entry, u
         out = onward.output(slot)
         if out != NULL and makes_wait(out, now):
             behind |= <uint64_t>1 << slot
-    draft.subject = entry.text
-    draft.size = entry.subject_size
-    draft.hash = entry.hash
-    sublist.n_found = 0
-    if behind == 0 or not sublist.gather(&draft):
+    if behind == 0 or not finds_nodes(sublist, entry):
         return 0
     for i in range(sublist.n_found):
         if n < <int>MOST_PATTERNS and sublist.found[i].key.kind != NODE_LITERAL \
@@ -687,7 +690,7 @@ cdef class SiblingLink(OriginLink):
             return
         if self.fanout.onward is not None:
             n = servers_patterns_behind(self.fanout.onward, sublist, entry, self.out.box.now_us, patterns)
-        elif sublist.is_current(entry):   # (else a subscription of it may have ended)
+        else:
             n = patterns_behind(sublist, entry, self.out.box.now_us, patterns)
         for i in range(n):
             size = sublist.subject_of(patterns[i], subject, MOST_KEY_BYTES)

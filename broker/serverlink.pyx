@@ -777,6 +777,11 @@ cdef class ServerLink(Peer):
         """Send nothing any more, not even a PONG, as the sending half of the connection is closed; read on."""
         self.is_silent = True
 
+    def limit_payloads(self, uint32_t max_payload_bytes):
+        """It may send no larger ones from now on: those of a line that repeats neither."""
+        self.repeat.line_size = 0
+        self.max_payload_bytes = max_payload_bytes
+
     def set_permissions(self, permissions):
         """Compiled Permissions: what it may be told (subscribe) and sent (publish); None: everything."""
         self.repeat.line_size = 0

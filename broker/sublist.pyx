@@ -497,6 +497,10 @@ cdef class Sublist(Interest):
                 entry.slow_until_us = other.slow_until_us   # a change of interest makes nobody quicker
                 entry.slow_told_us = other.slow_told_us
                 entry.slow_told_to = other.slow_told_to
+                if is_counted(other):
+                    self.book(other)
+                entry.earlier = other.earlier   # (it is the same subject, and SLOW alone may have made it stale)
+                other.earlier = NULL
                 break
         if way == NULL:
             for i in range(CACHE_WAYS):

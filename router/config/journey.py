@@ -62,6 +62,14 @@ def journey(options: opt.Options, subject: str, user: str = "") -> Journey:
     return msgspec.structs.replace(found, rules=_once(rules), arrivals=tuple(arrivals.values()))
 
 
+def is_stopped(options: opt.Options, user: opt.User, subject: str) -> bool:
+    """Whether the user may not publish to this literal subject: then journey() says why. It looks at no other user."""
+    permitted = [
+        _publish_rule(user.permissions, mapped)[1] for mapped, _ in _mapped(options, user.account, _raw(subject), [])
+    ]
+    return bool(permitted) and not any(permitted)
+
+
 def kept_out_by(user: opt.User, subject: bytes, queue: str = "") -> str:
     """The deny rule that keeps messages on `subject` from this user's wildcard subscriptions; "": none."""
     return _denial(user.permissions.subscribe_deny, subject, queue) if user.permissions is not None else ""

@@ -16,8 +16,8 @@ from gnatswarm.shards.boundary.rows import HotSubjectsPart, SubjectInterestRow
 
 SORTS = ("msgs", "bytes", "deliveries", "out_bytes", "fanout", "widest", "unwanted")
 NOT_RECORDED = (
-    "the statistics recorder is off (stats.enabled, --no-stats): counted is since each subject's answer was cached, "
-    "which a new subscription that matches begins anew; who publishes and what went to nobody is not known"
+    "the statistics recorder is off (stats.enabled, --no-stats): counted is since each subject's answer was cached; "
+    "who publishes and what went to nobody is not known"
 )
 
 

@@ -6,13 +6,15 @@ the account that may publish it, and names the others.
 
 from __future__ import annotations
 
+from itertools import islice
+
 import msgspec
 
 from gnatswarm.broker import options as opt
 from gnatswarm.broker.quoted import quoted
 from gnatswarm.router.config import arrivals
 from gnatswarm.router.config.arrivals import Journey
-from gnatswarm.router.config.journey import journey
+from gnatswarm.router.config.journey import is_stopped
 from gnatswarm.router.monitoring.aggregate import Document
 
 # Of one account: names to choose from, and those of which it is looked up who may publish.
@@ -29,9 +31,9 @@ def publisher(options: opt.Options, account: str, user: str, subject: str) -> st
     names = {opt.GLOBAL_ACCOUNT, options.system_account, *(one.name for one in options.accounts)}
     if account and account not in names:
         raise ValueError(f"there is no account {quoted(account)}")
-    known = users(options, account)
+    known = _users(options, account)
     if user or known:
-        return user or next((name for name in known if not journey(options, subject, name).stopped), known[0])
+        return user or next((one for one in known if not is_stopped(options, one, subject)), known[0]).shown
     if account and options.users and not options.auth_user:
         raise ValueError(f"account {quoted(account)} has no users")
     return ""
@@ -39,7 +41,11 @@ def publisher(options: opt.Options, account: str, user: str, subject: str) -> st
 
 def users(options: opt.Options, account: str) -> list[str]:
     """The users of an account, the first MOST_USERS of them."""
-    return [one.shown for one in options.users if one.account == account][:MOST_USERS]
+    return [one.shown for one in _users(options, account)]
+
+
+def _users(options: opt.Options, account: str) -> list[opt.User]:
+    return list(islice((one for one in options.users if one.account == account), MOST_USERS))
 
 
 def document(found: Journey, known: list[str]) -> Document:

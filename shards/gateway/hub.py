@@ -426,7 +426,7 @@ class HubSession(LeafConnection):
             return
         self.admission = msgspec.structs.replace(self.admission, identity=identity)
         self.link.max_subscriptions = self._owner.most_subscriptions(self.account)
-        self.link.max_payload_bytes = self._owner.limits.max_payload_bytes
+        self.link.limit_payloads(self._owner.limits.max_payload_bytes)
 
     def is_replaced_by(self, other: HubSession) -> bool:
         """Whether the other is the same leaf node's next connection for the same account."""

@@ -25,6 +25,9 @@ SORTED_BY = {"subject": ["account", "subject", "window_start_us"], "queue": ["ac
 # Beside the days of a kind, and read by nobody: those that are being made, and what one of them takes the place of.
 MADE = ".made-"
 REPLACED = ".replaced-"
+# A run in another container, or on another host, has no process here: it is over when it has been silent for so long.
+# (One that loses half of what it has written writes the rest, and says nothing.)
+OVER_AFTER_S = 24 * 3600.0
 
 
 def compact(session: SparkSession, source: str, out: str, dates: list[str]) -> dict[str, int]:
@@ -91,7 +94,7 @@ def put_back(out: str) -> None:
     if "://" in out:
         return
     for made in Path(out).glob(f"*/{MADE}*"):
-        if not Path("/proc", made.name.removeprefix(MADE)).exists():
+        if not Path("/proc", made.name.removeprefix(MADE)).exists() and _is_old(made):
             shutil.rmtree(made, ignore_errors=True)
     for replaced in Path(out).glob(f"*/{REPLACED}date=*"):
         day = replaced.with_name(replaced.name.removeprefix(REPLACED))
@@ -99,6 +102,13 @@ def put_back(out: str) -> None:
             shutil.rmtree(replaced, ignore_errors=True)
         else:
             replaced.rename(day)
+
+
+def _is_old(made: Path) -> bool:
+    try:
+        return time.time() - made.stat().st_mtime > OVER_AFTER_S
+    except FileNotFoundError:  # its run has ended
+        return False
 
 
 def main(arguments: list[str]) -> int:

@@ -238,7 +238,7 @@ def write_whole(path: Path, text: str) -> None:
     """Write it, in the place of what is there: that stays if this fails, or is killed. OSError that names the file.
 
     Owner and mode stay. A device, a pipe, a link, a file that is mounted, one whose owner nobody else can be, and one
-    in a directory where no other can be made, are written as they are.
+    in a directory where no other can be made, are written as they are; one that may not be written is not replaced.
     """
     try:
         if not _replaced(path, text):
@@ -250,7 +250,7 @@ def write_whole(path: Path, text: str) -> None:
 def _replaced(path: Path, text: str) -> bool:
     """Whether a new file could take its place."""
     is_there = path.exists()
-    if path.is_symlink() or (is_there and not path.is_file()):
+    if path.is_symlink() or (is_there and not (path.is_file() and os.access(path, os.W_OK))):
         return False
     # In a directory of all users nobody else knows the name, and nobody may read what its owner alone could.
     draft = path.with_name(f".gnatswarm-{secrets.token_hex(8)}.tmp")

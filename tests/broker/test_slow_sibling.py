@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from gnatswarm.broker import rules
+from gnatswarm.broker import census, rules
 from gnatswarm.broker.limits import Limits
 from gnatswarm.broker.service_imports import ServiceImports
 from tests.support.engine import QUIET, EngineClient
@@ -193,6 +193,21 @@ def test_so_does_one_to_whom_the_subscriber_of_another_account_listens(swarm: Sw
     assert not is_held(publisher)
 
 
+def test_so_does_one_whom_that_subscriber_hears_by_two_imports(swarm: Swarm) -> None:
+    """By one of the subject alone, and by one of a pattern."""
+    for engine in swarm.mesh.engines.values():
+        assert engine.probe.mesh is not None
+        a, b = engine.probe.mesh.account(b"A"), engine.probe.mesh.account(b"B")
+        b.streams = [rules.StreamImport(a, subject, subject) for subject in (b"stream.one", b"stream.*")]
+    reader, publisher = swarm.client(1, b"B", b"SUB > 1\r\n"), swarm.client(0, b"A")
+    swarm.stop_reading(reader)
+    publisher.feed(publish(b"stream.one") * (ENOUGH // 2))  # each comes twice
+    swarm.mesh.carry(0, 1, 1 << 30)
+    assert swarm.said_slow(1, 0) == [b"SLOW A stream.one", b"SLOW A stream.*"]
+    publisher.feed(publish(b"stream.two"))
+    assert is_held(publisher)
+
+
 def test_a_pattern_is_told_again_as_long_as_its_subscriber_is_behind(swarm: Swarm) -> None:
     reader, publisher = swarm.client(1, b"A", b"SUB stream.* 1\r\n"), swarm.client(0, b"A")
     swarm.stop_reading(reader)
@@ -232,6 +247,21 @@ def test_what_is_told_of_a_pattern_that_nobody_subscribes_to_any_more_holds_nobo
     swarm.mesh.settle()
     publisher.feed(publish(b"stream.new"))
     assert not is_held(publisher)
+
+
+def test_what_was_counted_of_a_subject_stays_counted_where_publishers_wait(swarm: Swarm) -> None:
+    reader, publisher = swarm.client(1, b"A", b"SUB stream.* 1\r\n"), swarm.client(0, b"A")
+    swarm.stop_reading(reader)
+    mesh = swarm.mesh.engines[0].probe.mesh
+    assert mesh is not None
+    for said in range(1, 4):
+        publisher.feed(publish(b"stream.1") * ENOUGH)
+        swarm.mesh.carry(0, 1, 1 << 30)
+        if said == 1:
+            assert b"SLOW A stream.*" in swarm.said_slow(1, 0)
+        rows = census.cached_entries(mesh.account(b"A"), 0, 1 << 20, 1, b"")[0]
+        assert [row[:2] for row in rows] == [("stream.1", ENOUGH * said)]
+        swarm.pass_time(SLOW_US)
 
 
 @pytest.mark.parametrize("words", [b"SUB service 1\r\n", b"SUB service q 1\r\n"], ids=["plain", "queue"])

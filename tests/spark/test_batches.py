@@ -436,6 +436,23 @@ def test_a_file_in_a_directory_that_is_another_s_and_what_is_no_file_are_written
     assert rules.read_text() == "where it is mounted" and {*tmp_path.iterdir()} == {rules, link}
 
 
+def test_a_file_that_its_owner_has_made_read_only_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("pyspark", reason="the extra `spark` is not installed")
+    from gnatswarm.spark.jobs.report import write_whole
+
+    rules = tmp_path / "rules.conf"
+    write_whole(rules, "former")
+
+    def denied(*_words: object, **_options: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(os, "access", lambda *_words, **_options: False)  # (root may write every file)
+    monkeypatch.setattr(Path, "write_text", denied)
+    with pytest.raises(PermissionError, match=re.escape(f"Permission denied: '{rules}'")):
+        write_whole(rules, "latter")
+    assert rules.read_text() == "former" and [*tmp_path.iterdir()] == [rules]
+
+
 def test_a_file_that_is_written_whole_keeps_its_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The broker that includes it may run as somebody else than who writes it."""
     pytest.importorskip("pyspark", reason="the extra `spark` is not installed")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -50,13 +51,19 @@ def test_a_day_that_was_being_replaced_is_there_again(tmp_path: Path, monkeypatc
     put_back("hdfs://elsewhere/archive")
 
 
-def test_what_a_run_that_was_killed_was_making_is_removed_by_the_next_one(tmp_path: Path):
+def test_what_a_run_that_was_killed_was_making_is_removed_by_one_a_day_later(tmp_path: Path):
+    """Not before: a run in another container has no process that this one sees, and would write half of a day."""
     pytest.importorskip("pyspark", reason="the extra `spark` is not installed")
-    from gnatswarm.spark.jobs.compact import MADE, put_back
+    from gnatswarm.spark.jobs.compact import MADE, OVER_AFTER_S, put_back
 
     ended = subprocess.Popen(["true"])
     ended.wait()
-    for number in (ended.pid, os.getpid()):
-        (tmp_path / "gap" / f"{MADE}{number}" / "date=2026-02-02").mkdir(parents=True)
+    runs = [tmp_path / "gap" / f"{MADE}{number}" for number in (ended.pid, os.getpid())]
+    for made in runs:
+        (made / "date=2026-02-02").mkdir(parents=True)
     put_back(str(tmp_path))
-    assert [made.name for made in (tmp_path / "gap").iterdir()] == [f"{MADE}{os.getpid()}"]
+    assert all(made.exists() for made in runs)
+    for made in runs:
+        os.utime(made, times=(time.time() - OVER_AFTER_S - 1,) * 2)
+    put_back(str(tmp_path))
+    assert [made.exists() for made in runs] == [False, True]

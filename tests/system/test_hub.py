@@ -1212,6 +1212,21 @@ async def test_a_reload_of_max_payload_holds_for_leaf_nodes_that_are_connected(s
     assert b"-ERR 'Maximum Payload Violation'" in await leaf.rest()
 
 
+async def test_a_smaller_max_payload_holds_for_what_a_leaf_node_repeats(start: Start, net: Net) -> None:
+    hub = start("gnatswarm-2", "max_payload: 20\nleafnodes { listen: '127.0.0.1:-1' }\n")
+    assert hub.config is not None and hub.directory is not None
+    client = await net.client(hub)
+    await client.talk("SUB big 1\r\nPING\r\n", expect_last="PONG\r\n")
+    leaf = await by_hand(hub_port(hub), {"name": "leaf"})
+    leaf.say(2 * f"LMSG big 20\r\n{'x' * 20}\r\n")
+    assert len(await client.messages(2, 20)) == 2
+    (hub.directory / "broker.conf").write_text(hub.config.replace("max_payload: 20", "max_payload: 15"))
+    hub.send_signal(signal.SIGHUP)
+    hub.log.wait_line("Reloaded server configuration")
+    leaf.say(f"LMSG big 20\r\n{'x' * 20}\r\n")
+    assert b"-ERR 'Maximum Payload Violation'" in await leaf.rest()
+
+
 ANSWERING = """server_name: hub
 leafnodes { listen: '127.0.0.1:-1' }
 accounts { A { users [
