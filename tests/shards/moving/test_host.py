@@ -19,6 +19,7 @@ import msgspec
 import pytest
 
 from gnatswarm.broker.bounds import LARGEST_MAX_CONTROL_LINE_BYTES
+from gnatswarm.broker.connection import ClientConnection
 from gnatswarm.broker.freezer import freeze
 from gnatswarm.broker.frozen import OfferedClient, RecordRefused
 from gnatswarm.broker.limits import Limits
@@ -608,6 +609,29 @@ async def test_one_of_several_that_closes_while_they_move_takes_nothing_more_and
     assert b" 503" in await asker.talk(b"PUB s inbox 1\r\nx\r\nPING\r\n")
     await until(lambda: old.ended and goes.cid not in (*old.cids, *new.cids) and stays.cid in new.cids)
     assert (old.moves.n_moved, new.moves.is_idle) == (1, True)
+
+
+async def test_who_closes_while_it_moves_is_not_counted_as_moved(
+    two: LinkedShards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = two.shards
+    closes, _goes = [await come(two) for _ in range(2)]
+    cids = old.cids
+    words_of = old.host.words_of
+
+    def words(client: ClientConnection) -> bytes:
+        found = words_of(client)
+        if client.cid == cids[1]:  # both are being moved
+            closes.close()
+            old.host._look_for_ended()
+        return found
+
+    monkeypatch.setattr(old.host, "words_of", words)
+    done: list[tuple[int, dict[str, int]]] = []
+    assert old.departures.begin({1: 2}, 20.0, lambda *words: done.append(words))
+    await until(lambda: done)
+    assert done == [(1, {})]
+    await until(lambda: (old.cids, new.cids) == ([], cids[1:]))
 
 
 @pytest.mark.parametrize("stays", [False, True], ids=["moves", "stays"])
