@@ -1026,6 +1026,28 @@ async def test_a_client_that_its_old_shard_disconnects_while_it_moves_is_counted
     assert client.is_over
 
 
+async def test_who_moves_behind_a_disconnection_of_the_next_shard_and_before_its_own_is_disconnected(
+    two: LinkedShards,
+) -> None:
+    old, new = two.shards
+    clients = [await come(two) for _ in range(3)]
+    cids = old.cids
+    counts: list[int] = []
+    for first in (cids[2], cids[1]):
+        new.one.shard.clients.disconnect(first, counts.append)
+    later = await come(two)
+    (later_cid,) = set(old.cids) - set(cids)
+    assert await moved(two, 4) == {}
+    await until(lambda: not old.cids and new.cids == [cids[0], later_cid])
+    old.one.shard.clients.disconnect(cids[1], counts.append)
+    assert counts == [0, 0, 0]
+    for client in clients[1:]:
+        await client.wait(b"nothing")
+        assert client.is_over
+    for client in (clients[0], later):
+        assert await client.talk(b"PING\r\n") == b"PONG\r\n"
+
+
 async def test_who_is_told_to_go_and_does_not_come_is_forgotten(two: LinkedShards) -> None:
     """Another client may be told of the same id: of a shard that asks again."""
     await come(two)
