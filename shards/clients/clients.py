@@ -866,7 +866,7 @@ class Clients:
         """Close all clients whose id is `first_cid` or higher, and on_done(how many) is called: at once, mostly.
 
         Those that are about to come are closed and counted when they have come, unless their old shard does that. One
-        that comes later, because it had begun to move when its old shard heard of this, is closed then, and not counted.
+        that comes later, because its old shard had not heard of this before it moved, is closed then, and not counted.
         """
         sessions = [session for cid, session in self.open.items() if cid >= first_cid]
         coming = {cid for cid in self._expected if cid >= first_cid}
