@@ -11,7 +11,7 @@ from gnatswarm.broker.service_latency import Measured
 
 # What one frame carries, about: the bytes of so many replies at most, which take some ms at either end. Clients are
 # served between two frames, and PONGs that wait for either shard wait for no other frame.
-PIECE_REPLIES = 1000
+PIECE_REPLIES = 2000
 PIECE_BYTES = 256 * 1024
 
 Micros = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
