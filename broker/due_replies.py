@@ -9,7 +9,9 @@ import msgspec
 
 from gnatswarm.broker.service_latency import Measured
 
-# What one frame carries, about: its receiver serves its clients between two frames.
+# What one frame carries, about: the bytes of so many replies at most, which take some ms at either end. Clients are
+# served between two frames, and PONGs that wait for either shard wait for no other frame.
+PIECE_REPLIES = 2000
 PIECE_BYTES = 256 * 1024
 
 Micros = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
@@ -35,18 +37,14 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(tuple[DueReply, ...])
 
 
-def pieces(replies: list[DueReply]) -> list[bytes]:
-    """The replies as MessagePack, in their order, in pieces of about PIECE_BYTES; at least one."""
-    found: list[bytes] = []
-    piece: list[DueReply] = []
-    size = 0
-    for one in replies:
-        piece.append(one)
-        size += len(one.subject) + len(one.reply) + len(one.importer) + len(one.exporter) + 32
-        if size >= PIECE_BYTES:
-            found.append(_encoder.encode(piece))
-            piece, size = [], 0
-    return [*found, _encoder.encode(piece)] if piece or not found else found
+def size_of(one: DueReply) -> int:
+    """About how many bytes of a frame it has."""
+    return len(one.subject) + len(one.reply) + len(one.importer) + len(one.exporter) + 32
+
+
+def encoded(replies: list[DueReply]) -> bytes:
+    """The replies as MessagePack, in their order."""
+    return _encoder.encode(replies)
 
 
 def decoded(words: bytes, prefix: bytes) -> tuple[DueReply, ...]:

@@ -6,7 +6,10 @@
 #   knows whose come no more ←─────────────────────────────────── RGOES  and says so to all
 #                                ←─── ROWN, when all have said it
 #   waits for every PONG
-#   RDUE … ─────────────────────────→ passes on what it kept, and what comes
+#   RDUE ───────────────────────────→
+#   waits for every PONG, sends the
+#   next, and so on
+#   the last RDUE ──────────────────→ passes on what it kept, and what comes
 #                                     nothing is due any more: RDROP ──→ forgets the prefix
 
 cimport cython
@@ -15,13 +18,13 @@ from libc.stdint cimport uint64_t
 from gnatswarm.broker.fence cimport FencedBatch, MeshFence
 from gnatswarm.broker.mesh cimport Mesh
 from gnatswarm.broker.reroutes cimport Reroutes
-from gnatswarm.broker.service_imports cimport ServiceImports
+from gnatswarm.broker.service_imports cimport ReplyTable, ServiceImports
 
 
 cdef enum GivingPhase:
     GIVING_ASKED       # not every shard says yet that replies go to the new one
     GIVING_PASSED      # they do: what was passed on before is still to arrive
-    GIVING_SENT        # the new shard has been sent all
+    GIVING_SENT        # the new shard is being sent all that is due, or has been
 
 
 # A prefix at the shard that gives it away.
@@ -32,6 +35,7 @@ cdef class Giving(FencedBatch):
     cdef int new
     cdef GivingPhase phase
     cdef bint is_taken         # the new shard has said ROWN: its siblings send it replies
+    cdef ReplyTable table      # what it is still to be sent; None: nothing, or not yet
 
 
 # A prefix at the shard that takes it over, until what is due has come.
@@ -59,6 +63,7 @@ cdef class ReplyPrefixes:
     cdef int send(self, int shard, bytes frame) except -1
     cdef int send_all(self, bytes frame, int but) except -1
     cdef int look(self) except -1
+    cdef int begin_to_give(self, Giving giving) except -1
     cdef int give(self, Giving giving) except -1
     cdef int end_giving(self, Giving giving) except -1
     cdef int end_taking(self, Taking taking) except -1

@@ -25,13 +25,15 @@ cdef class Giving(FencedBatch):
         cdef object _keep = self
         if prefixes.giving.get(self.prefix) is not self:
             return 0
-        if self.phase == GIVING_SENT:
+        if self.phase == GIVING_SENT and self.table is None:
             del prefixes.giving[self.prefix]
             prefixes.n_given += 1
             return 0
-        self.phase = GIVING_SENT
+        if self.phase != GIVING_SENT:
+            self.phase = GIVING_SENT
+            prefixes.begin_to_give(self)
         prefixes.give(self)
-        return prefixes.fence.fence_batch(self)
+        return prefixes.fence.fence_batch(self)   # (what others send each other does not wait for more than a piece)
 
 
 cdef class Taking:
@@ -91,20 +93,27 @@ cdef class ReplyPrefixes:
             self.giving[prefix] = giving
             self.send(giving.new, b"RTAKE %b %d\r\n" % (prefix, table.times + 1))
 
+    cdef int begin_to_give(self, Giving giving) except -1:
+        """Nothing is on its way here or from here any more: what is due is the new shard's."""
+        giving.table = <ReplyTable>self.imports.others.pop(giving.prefix)
+        self.known[giving.prefix] = (giving.new, giving.table.times + 1)
+        return self.mesh.set_owner(giving.prefix, giving.new)
+
     cdef int give(self, Giving giving) except -1:
-        """Nothing is on its way here or from here any more: send what is due."""
-        cdef ReplyTable table = <ReplyTable>self.imports.others[giving.prefix]
-        cdef list words = due_replies.pieces(self.imports.take_out(giving.prefix))
-        self.known[giving.prefix] = (giving.new, table.times + 1)
-        self.mesh.set_owner(giving.prefix, giving.new)
-        for n, one in enumerate(words, 1):
-            self.send(giving.new, b"RDUE %b %d %d\r\n%b\r\n" % (giving.prefix, n == len(words), len(one), one))
-        return 0
+        """Send some of what is due."""
+        cdef bytes words = due_replies.encoded(
+            self.imports.take_out(giving.table, due_replies.PIECE_REPLIES, due_replies.PIECE_BYTES))
+        cdef bint is_last = giving.table.count() == 0
+        if is_last:
+            giving.table = None
+        return self.send(giving.new, b"RDUE %b %d %d\r\n%b\r\n" % (giving.prefix, is_last, len(words), words))
 
     cdef int end_giving(self, Giving giving) except -1:
         """The new shard does not take it: replies come here again."""
         cdef ReplyTable table
         del self.giving[giving.prefix]
+        if giving.table is not None:
+            self.imports.drop_table(giving.table)
         if giving.phase != GIVING_SENT and giving.prefix in self.imports.others:
             table = <ReplyTable>self.imports.others[giving.prefix]
             table.times += 2
@@ -169,7 +178,7 @@ cdef class ReplyPrefixes:
 
     def drop(self, bytes prefix not None):
         """Replies with this prefix lead nowhere."""
-        self.imports.take_out(prefix)
+        self.imports.drop_table(<ReplyTable>self.imports.others.pop(prefix))
         self.mesh.forget_owner(prefix)
         self.send_all(b"RDROP %b\r\n" % prefix, -1)
 
@@ -189,15 +198,19 @@ cdef class ReplyPrefixes:
         that other servers go on sending them. Once told, it lasts as long as the link."""
         cdef ReplyTable table
         cdef Response response
+        cdef object last
         if self.imports is None:
             return b""
         wanted = set()
         for item in [self.imports.own, *self.imports.others.values()]:
             table = <ReplyTable>item
+            last = None   # (there may be 262,144, most of them of one account)
             for lane in table.lanes:
                 for due in (<dict>lane).values():
                     response = <Response>due
-                    wanted.add((response.exporter.account, table.prefix))
+                    if response.exporter is not last:
+                        last = response.exporter
+                        wanted.add((response.exporter.account, table.prefix))
         return b"".join([b"RS+ %b %b>\r\n" % one for one in sorted(wanted)])
 
     def takes(self, int shard, bytes prefix not None) -> bool:

@@ -110,6 +110,8 @@ cdef class ServiceImports(AccountGate):
     cdef int add(self, dict lane, bytes made, Response response) except -1
     cdef int drop_oldest(self) except -1
     cdef int forget(self, bytes reply) except -1
+    cdef int let_go(self, dict lane, bytes reply) except -1
+    cdef int measure_no_more(self, uint64_t cid, bytes reply) except -1
     # Whether a reply is to be kept back: what is due with its prefix is still to come from the shard that had it.
     cdef bint is_awaited(self, Sublist sublist, bytes subject)
     # The own table becomes one of `others`, and an empty one with another prefix takes its place.
@@ -117,5 +119,8 @@ cdef class ServiceImports(AccountGate):
     cdef int add_table(self, bytes prefix, uint64_t times) except -1
     # Adds DueReplies to such a table.
     cdef int put_in(self, bytes prefix, tuple replies, object mesh) except -1
-    # Forgets one of `others`, and returns what was due, as DueReplies.
-    cdef list take_out(self, bytes prefix)
+    # Forgets some of the replies of a table that was one of `others`, and returns them as DueReplies, the oldest first:
+    # at most so many, which have about so many bytes.
+    cdef list take_out(self, ReplyTable table, Py_ssize_t most, size_t most_bytes)
+    # Forgets all of them.
+    cdef int drop_table(self, ReplyTable table) except -1

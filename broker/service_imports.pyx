@@ -26,7 +26,7 @@ import json
 import os
 from itertools import islice
 
-from gnatswarm.broker import message_trace, service_latency
+from gnatswarm.broker import due_replies, message_trace, service_latency
 from gnatswarm.broker.due_replies import DueReply
 from gnatswarm.broker.service_latency import Measured
 
@@ -144,7 +144,11 @@ cdef class ServiceImports(AccountGate):
     def on_client_gone(self, uint64_t cid, most) -> bool:
         """Nobody waits for the replies to its requests any more. False: there were more, so call it again."""
         for reply in list(islice(self.measured.get(cid, ()), most)):
-            self.report((<Response>self.lane_of(reply)[reply]).measured, service_latency.REQUESTOR_GONE, None, 0)
+            lane = self.lane_of(reply)
+            if lane is None:   # it is being handed over: the next shard looks for who wants it
+                self.measure_no_more(cid, reply)
+                continue
+            self.report((<Response>lane[reply]).measured, service_latency.REQUESTOR_GONE, None, 0)
             self.forget(reply)
         return cid not in self.measured
 
@@ -523,21 +527,26 @@ cdef class ServiceImports(AccountGate):
 
     cdef int forget(self, bytes reply) except -1:
         cdef dict lane = self.lane_of(reply)
+        return 0 if lane is None else self.let_go(lane, reply)
+
+    cdef int let_go(self, dict lane, bytes reply) except -1:
         cdef Response response
-        cdef object found
-        if lane is None:
-            return 0
-        found = lane.pop(reply, None)
+        cdef object found = lane.pop(reply, None)
         if found is None:
             return 0
         self.n_waiting -= 1
         response = <Response>found
         self.waiting_bytes -= response.text_bytes
         if response.measured is not None and response.measured.cid:
-            found = self.measured[response.measured.cid]
-            found.discard(reply)
-            if not found:
-                del self.measured[response.measured.cid]
+            self.measure_no_more(response.measured.cid, reply)
+        return 0
+
+    cdef int measure_no_more(self, uint64_t cid, bytes reply) except -1:
+        cdef set replies = self.measured.get(cid)
+        if replies is not None:
+            replies.discard(reply)
+            if not replies:
+                del self.measured[cid]
         return 0
 
     # ---- tables that change their shard
@@ -576,18 +585,27 @@ cdef class ServiceImports(AccountGate):
             self.add(<dict>table.lanes[number], one.subject, response)
         return 0
 
-    cdef list take_out(self, bytes prefix):
-        cdef ReplyTable table = <ReplyTable>self.others[prefix]
+    cdef list take_out(self, ReplyTable table, Py_ssize_t most, size_t most_bytes):
         cdef Response response
         cdef list found = []
+        cdef size_t size = 0
         for lane, threshold_us in zip(table.lanes, table.thresholds_us):
-            for subject, item in list(lane.items()):
+            for subject, item in list(islice(lane.items(), most - <Py_ssize_t>len(found))):
+                if size >= most_bytes:
+                    return found
                 response = <Response>item
-                found.append(DueReply(subject, response.importer.account, response.exporter.account, response.reply,
-                                      response.kind, response.asked_us, threshold_us, response.measured))
-                self.forget(subject)
-        del self.others[prefix]
+                one = DueReply(subject, response.importer.account, response.exporter.account, response.reply,
+                               response.kind, response.asked_us, threshold_us, response.measured)
+                found.append(one)
+                size += <size_t>due_replies.size_of(one)
+                self.let_go(lane, subject)
         return found
+
+    cdef int drop_table(self, ReplyTable table) except -1:
+        for lane in table.lanes:
+            for subject in list(lane):
+                self.let_go(lane, subject)
+        return 0
 
     cdef bytes random_bytes(self, int n):
         """From a pool: a system call for each would cost more than all the rest."""

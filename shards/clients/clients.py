@@ -96,6 +96,10 @@ TOO_MANY_OF_ACCOUNT = "their accounts have more than they may", "its account has
 # Those that are heard out, and stay, are looked at so often.
 SETTLE_AGAIN_S = 0.02
 
+# Shards do not hear of a request to disconnect clients at the same moment. A client that comes meanwhile may be one of
+# those of the latest requests: more do not come within a move.
+MOST_DISCONNECTED = 16
+
 # A leaf node waits for a gateway that is being started, until the handshake's timeout.
 GATEWAY_AGAIN_S = 0.05
 
@@ -196,6 +200,7 @@ class Clients:
         self._reload_later: dict[int, bool] = {}  # cid of a client that moves → whether its stream imports have changed
         self._dismiss_later: dict[int, bool] = {}  # cid of a client that is about to come → see dismiss()
         self._disconnections: list[_Disconnection] = []  # that wait for clients that are about to come
+        self._disconnected: deque[range] = deque(maxlen=MOST_DISCONNECTED)  # client ids; some may yet come
         self._ending: dict[ClientSession, None] = {}  # those with subscriptions to end, in the order of their turns
         self._ends_soon = False
         self._at_once = 0  # so many subscriptions are still renewed in the turn of a reload
@@ -538,6 +543,8 @@ class Clients:
         session.came_from, session.moved_us = old, time.time_ns() // 1000
         self.passing.come(cid, old, session.moved_us)
         self.census.stay(session, self.rights.most_connections(session.account))
+        if any(cid in cids for cids in self._disconnected):  # its old shard has not heard of it in time
+            self._dismiss_later[cid] = True
         self._tell_what_it_missed(session, moved)
         self._reload_now(cid)
         self._log_closed()
@@ -858,11 +865,13 @@ class Clients:
     def disconnect(self, first_cid: int, on_done: Callable[[int], None]) -> None:
         """Close all clients whose id is `first_cid` or higher, and on_done(how many) is called: at once, mostly.
 
-        Those that are about to come are closed and counted when they have come, unless their old shard does that.
+        Those that are about to come are closed and counted when they have come, unless their old shard does that. One
+        that comes later, because its old shard had not heard of this before it moved, is closed then, and not counted.
         """
         sessions = [session for cid, session in self.open.items() if cid >= first_cid]
         coming = {cid for cid in self._expected if cid >= first_cid}
         self._dismiss_later |= dict.fromkeys(coming, True)
+        self._disconnected.append(range(first_cid, self._page.peek_client_id()))
         self.close(sessions, CloseReason.KICKED)
         if coming:
             self._disconnections.append(_Disconnection(coming, len(sessions), on_done))

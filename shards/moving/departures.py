@@ -2,10 +2,10 @@
 
 A batch is small and the next begins after a pause, so that others notice little: at most CLIENTS_PER_S. Who cannot move
 now (it waits for its PONG, a slow receiver, a log-in) is tried again until the time is up. A batch has as many clients
-as their subscriptions allow (Moves.fitting); one for which a shard has not enough descriptors is halved, down to one
-client. Where a shard takes nobody the others take its share. Clients that go where a placement rule says are named, and
-tried once; any other journey goes before theirs, and that of a shard that leaves before all others. Called by the
-worker.
+as their subscriptions allow (Moves.fitting); one that a shard refuses, as where it has not enough descriptors, is
+halved, down to one client. Where a shard takes nobody the others take its share. Clients that go where a placement rule
+says are named, and tried once; any other journey goes before theirs, and that of a shard that leaves before all others.
+Called by the worker.
 """
 
 from __future__ import annotations
@@ -49,6 +49,8 @@ NAMED_WITHIN_S = 30.0
 LOOK_AT = 8
 # … in one line of the log.
 MOST_REASONS = 8
+# A shard that refuses everybody is asked again and again: the log says why so often.
+WARN_EVERY_S = 1.0
 
 
 class Departures:
@@ -75,13 +77,16 @@ class Departures:
         self._chosen: list[ClientSession] = []  # for the next batch
         self._looked_at: set[int] = set()
         self._unseen: Iterator[int] = iter(())  # those that are looked at next
-        self._slow: set[int] = set()  # who has kept a batch too long: they come last, and alone
+        self._slow: set[int] = set()  # who has kept a batch too long, or was refused: they come last, and alone
         self._stay: Counter[str] = Counter()
         self._may_follow = False  # one of those that were looked at can move now, or will be able to
         self._moved = 0
         self._sent: list[ClientConnection] = []  # the present or last batch
         self._target = -1
-        self._began_s = 0.0  # of the present or last batch
+        self._moved_before = 0  # Moves.n_moved when it began
+        self._is_stopped = False  # it took too long
+        self._idle_since_s = 0.0  # nobody has moved since then
+        self._warned_of: dict[str, float] = {}  # why clients stay → when the log last said so
         self._heard = 0  # parts of its offer that had been taken when it was looked at
         self._stopping: asyncio.TimerHandle | None = None
 
@@ -135,7 +140,7 @@ class Departures:
         self._most.clear()
         self._until_s = self._loop.time() + within_s
         self._patience_s = patience_s
-        self._began_s = self._loop.time()
+        self._idle_since_s = self._loop.time()
         self._on_done = on_done
         self._slow.clear()
         self._look_anew()
@@ -179,7 +184,7 @@ class Departures:
             self._finish()
             return
         ready = [one for one in self._to if one not in self._refused]
-        if not ready and self._loop.time() - self._began_s >= self._patience_s:
+        if not ready and self._loop.time() - self._idle_since_s >= self._patience_s:
             self._finish()
             return
         if not ready:
@@ -227,7 +232,7 @@ class Departures:
             self._in_turn(self._begin_batch)
         elif is_more:
             self._in_turn(self._next)
-        elif self._may_follow and self._loop.time() - self._began_s < self._patience_s:
+        elif self._may_follow and self._loop.time() - self._idle_since_s < self._patience_s:
             self._look_anew()  # all have been looked at: they are tried again
             self._loop.call_later(AGAIN_S, self._next)
         else:  # those that are left cannot move
@@ -307,6 +312,8 @@ class Departures:
                 self._refuse(str(error))
                 return
             self._began_s = self._loop.time()
+            self._moved_before = self._moves.n_moved
+            self._is_stopped = False
             self._sent = chosen
             self._to[shard] -= len(chosen)
             subscriptions = sum(one.subscriptions for one in chosen)
@@ -326,6 +333,7 @@ class Departures:
         heaviest = max(self._sent, key=lambda one: one.subscriptions)
         if 2 * heaviest.subscriptions > sum(one.subscriptions for one in self._sent):
             self._slow.add(heaviest.cid)
+        self._is_stopped = True
         self._moves.stop()
 
     def _keep_few_subscriptions(self) -> None:
@@ -363,22 +371,41 @@ class Departures:
             self._stopping.cancel()
             self._stopping = None
         size = len(self._sent)
+        moved = self._moves.n_moved - self._moved_before  # (who has gone meanwhile has not)
+        self._moved += moved
+        if moved or self._is_stopped:
+            self._idle_since_s = self._loop.time()
         is_too_large = why == NO_ROOM and size > 1
         if is_too_large:
             self._try_fewer()
         elif why:
-            logger.warning("%d clients stay for now: %s", size, why)
+            self._warn(size - moved, why)
             if self._named is None and not self._is_cancelled:
-                self._to[self._target] = self._to.get(self._target, 0) + size
+                self._to[self._target] = self._to.get(self._target, 0) + size - moved
                 self._refused.add(self._target)
                 self._look_anew()
-        else:
-            self._moved += size
-            if self._target in self._most:
-                self._most[self._target] = 2 * size
+                if not self._is_stopped:
+                    self._part_refused()
+        elif self._target in self._most:
+            self._most[self._target] = 2 * size
         took_s = self._loop.time() - self._began_s
         pause_s = AGAIN_S if why and not is_too_large else 0.0
         self._loop.call_later(max(size / CLIENTS_PER_S - took_s, pause_s), self._next)
+
+    def _warn(self, clients: int, why: str) -> None:
+        """Where a shard goes on refusing, not for each batch."""
+        now_s = self._loop.time()
+        if now_s - self._warned_of.get(why, -WARN_EVERY_S) >= WARN_EVERY_S:
+            self._warned_of = {one: at_s for one, at_s in self._warned_of.items() if now_s - at_s < WARN_EVERY_S}
+            self._warned_of[why] = now_s
+            logger.warning("%s for now: %s", "1 client stays" if clients == 1 else f"{clients} clients stay", why)
+
+    def _part_refused(self) -> None:
+        """The shard has refused the batch, perhaps because of one client: others are to go without that one."""
+        size = len(self._sent)
+        if size == 1:
+            self._slow.add(self._sent[0].cid)
+        self._most[self._target] = max(1, size // 2)
 
     def _try_fewer(self) -> None:
         """The shard has no room for the whole batch: the next one is half as large."""

@@ -507,8 +507,9 @@ def test_who_unsubscribes_after_its_request_was_handed_over_is_reported_at_once(
     made.mesh.close()
 
 
-def test_many_replies_are_handed_over_in_pieces(made, monkeypatch):
-    monkeypatch.setattr(due_replies, "PIECE_BYTES", 1000)
+@pytest.mark.parametrize(("bound", "most"), [("PIECE_BYTES", 1000), ("PIECE_REPLIES", 10)])
+def test_many_replies_are_handed_over_in_pieces(made, monkeypatch, bound, most):
+    monkeypatch.setattr(due_replies, bound, most)
     responder = made.client(FAR, b"A", b"SUB s 1\r\n")
     listener = made.client(OTHER, b"B", b"SUB in 1\r\n")
     made.client(OLD, b"B", b"PUB s in 1\r\n?\r\n" * 100)
@@ -525,15 +526,84 @@ def test_many_replies_are_handed_over_in_pieces(made, monkeypatch):
     made.mesh.close()
 
 
+def test_each_piece_waits_until_siblings_have_what_was_sent_before(made, monkeypatch):
+    """A client's PONG waits for a turn of the old shard, and of the new one, of one piece at most."""
+    monkeypatch.setattr(due_replies, "PIECE_REPLIES", 10)
+    made.client(FAR, b"A", b"SUB s 1\r\n")
+    made.client(OLD, b"B", b"PUB s in 1\r\n?\r\n" * 100)
+    made.mesh.settle()
+    made.begin()
+    left = [100]
+    hops = 0
+    while made.prefixes[OLD].is_busy:
+        made.carry(next(pair for pair, end in made.mesh.ends.items() if end.waits))
+        hops += 1
+        if made.imports[OLD].waiting != left[-1]:
+            left.append(made.imports[OLD].waiting)
+            assert made.imports[NEW].waiting >= 100 - left[-2], "the piece before has come"
+    assert left == list(range(100, -1, -10))
+    assert made.waiting() == [0, 100, 0, 0]
+    made.mesh.close()
+
+
+def test_who_asked_may_go_while_its_measured_requests_are_handed_over(made, monkeypatch):
+    """The next shard sees that nobody listens; for those of which it hears later, it waits as if nobody ever had."""
+    monkeypatch.setattr(due_replies, "PIECE_REPLIES", 1)
+    events: list[int] = []
+    for one in made.imports:
+        one.on_latency = lambda measured, status, session, passed_us, ns: events.append(status)
+    made.client(FAR, b"A", b"SUB timed 1\r\n")
+    asker = made.client(OLD, b"B", b"SUB in 1\r\n" + b"PUB timed in 1\r\n?\r\n" * 3)
+    made.mesh.settle()
+    made.begin()
+    while made.imports[OLD].waiting != 2:
+        made.carry(next(pair for pair, end in made.mesh.ends.items() if end.waits))
+    assert made.imports[OLD].on_client_gone(asker.connection.cid, 1000)
+    asker.connection.leave()
+    made.mesh.settle()
+    assert made.waiting() == [0, 3, 0, 0] and not events
+    made.sweep(100)
+    assert events == [REQUESTOR_GONE]
+    made.sweep(THRESHOLD_US + 1000)
+    assert events == [REQUESTOR_GONE, TIMED_OUT, TIMED_OUT]
+    assert made.is_idle and made.waiting() == [0] * 4
+    made.mesh.close()
+
+
+@pytest.mark.parametrize("hops", range(0, 40, 3))
+@pytest.mark.parametrize("dies", [OLD, NEW])
+def test_where_a_shard_dies_while_pieces_are_on_their_way_nobody_waits_for_it(made, monkeypatch, hops, dies):
+    monkeypatch.setattr(due_replies, "PIECE_REPLIES", 10)
+    responder = made.client(FAR, b"A", b"SUB s 1\r\n")
+    made.client(OTHER, b"B", b"SUB in 1\r\n")
+    made.client(OLD, b"B", b"PUB s in 1\r\n?\r\n" * 100)
+    replies = made.requested(responder)
+    made.begin()
+    for turn in range(hops):
+        busy = [pair for pair, end in made.mesh.ends.items() if end.waits]
+        if busy:
+            made.carry(busy[turn % len(busy)])
+    made.mesh.kill(dies)
+    made.mesh.settle()
+    assert made.is_idle
+    for reply in replies:
+        answer(responder, reply, b"one")
+    made.mesh.settle()
+    assert all(made.mesh.engines[shard].probe.reroutes.n_pending == 0 for shard in made.mesh.alive)
+    made.sweep(THRESHOLD_US * 3)
+    assert [made.waiting()[shard] for shard in made.mesh.alive] == [0] * 3
+    made.mesh.close()
+
+
 @pytest.mark.parametrize(
     "words",
     [
         b"\xc1",
         b"\x91",
-        due_replies.pieces([DueReply(b"_R_.00AAAAAAAA.0000x", b"B", b"A", b"in", 7, 0, 1)])[0],
-        due_replies.pieces([DueReply(b"_R_.05AAAAAAAA.0000x", b"B", b"A", b"in", 0, 0, 1)])[0],
-        due_replies.pieces([DueReply(b"_R_.00AAAAAAAA.", b"B", b"A", b"in", 0, 0, 1)])[0],
-        due_replies.pieces([DueReply(b"_R_.00AAAAAAAA.zzzz", b"B", b"A", b"in", 0, 0, 1)])[0],
+        due_replies.encoded([DueReply(b"_R_.00AAAAAAAA.0000x", b"B", b"A", b"in", 7, 0, 1)]),
+        due_replies.encoded([DueReply(b"_R_.05AAAAAAAA.0000x", b"B", b"A", b"in", 0, 0, 1)]),
+        due_replies.encoded([DueReply(b"_R_.00AAAAAAAA.", b"B", b"A", b"in", 0, 0, 1)]),
+        due_replies.encoded([DueReply(b"_R_.00AAAAAAAA.zzzz", b"B", b"A", b"in", 0, 0, 1)]),
     ],
     ids=["no MessagePack", "truncated", "an unknown kind", "another prefix", "no lane", "a bad lane"],
 )
@@ -549,7 +619,7 @@ def test_replies_that_cannot_be_read_end_the_link(made, words):
 
 def test_replies_of_a_prefix_that_is_not_taken_are_ignored(made):
     end = made.mesh.ends[NEW, OLD]
-    words = due_replies.pieces([DueReply(b"_R_.00AAAAAAAA.0000x", b"B", b"A", b"in", 0, 0, 1)])[0]
+    words = due_replies.encoded([DueReply(b"_R_.00AAAAAAAA.0000x", b"B", b"A", b"in", 0, 0, 1)])
     made.mesh.engines[NEW].probe.feed(end.socket, b"RDUE _R_.00AAAAAAAA. 1 %d\r\n%b\r\n" % (len(words), words))
     assert not end.broken
     assert made.waiting() == [0, 0, 0, 0]

@@ -59,7 +59,7 @@ class World:
         self.batches: list[tuple[int, list[int]]] = []
         self.began_s: list[float] = []
         self.n_stopped = 0
-        self.n_heard = 0
+        self.n_heard = self.n_moved = 0
         self.done: list[tuple[int, dict[str, int]]] = []
         self.departures = Departures(self, self, self)  # type: ignore[arg-type]
         self.departures.host = self  # type: ignore[assignment]
@@ -128,6 +128,7 @@ class World:
         """The present batch is over: its clients have gone."""
         for cid in self.batches[-1][1]:
             del self.open[cid]
+        self.n_moved += len(self.batches[-1][1])
         self.departures.on_ended("")
         self.advance(0)
 
@@ -293,6 +294,73 @@ def test_a_shard_that_refuses_a_batch_does_not_keep_the_others_waiting(others: i
     world.arrive()
     world.advance(1.0)
     assert world.batches[-1][0] == 1, "it is asked again"
+
+
+@pytest.mark.parametrize("refused", [0, 13, 31])
+def test_a_client_that_a_shard_refuses_keeps_no_others(refused: int) -> None:
+    """Batches without it are soon found, and get larger again; it is tried last, as often as there is time."""
+    world = World(40)
+    world.begin({1: 40})
+    while len(world.open) > 1:
+        assert len(world.batches) < 30
+        if refused in world.batches[-1][1]:
+            world.departures.on_ended("its permissions are different here")
+            world.advance(AGAIN_S * 2)
+        else:
+            world.arrive()
+            world.advance(1.0)
+    assert list(world.open) == [refused]
+    assert max(len(batch) for _, batch in world.batches[1:]) > 8
+    for _ in range(2):
+        assert world.batches[-1] == (1, [refused])
+        world.departures.on_ended("its permissions are different here")
+        world.advance(AGAIN_S * 2)
+    world.arrive()
+    world.advance(1.0)
+    assert world.done == [(40, {})]
+
+
+def test_who_has_gone_meanwhile_has_not_moved() -> None:
+    world = World(3)
+    world.begin({1: 3})
+    world.n_moved += 2
+    for cid in range(3):
+        del world.open[cid]
+    world.departures.on_ended("")
+    world.advance(1.0)
+    assert world.done == [(2, {})]
+
+
+def test_of_a_batch_that_broke_those_who_had_gone_by_then_have_moved() -> None:
+    world = World(3)
+    world.begin({1: 3})
+    del world.open[0]
+    world.n_moved += 1
+    world.departures.on_ended("its link broke")
+    world.advance(AGAIN_S * 2)
+    assert world.batches[1] == (1, [1])
+    world.arrive()
+    world.advance(1.0)
+    world.arrive()
+    world.advance(1.0)
+    assert world.done == [(3, {})]
+
+
+def test_a_shard_that_refuses_everybody_is_asked_no_longer_than_patience_lasts(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world = World(2)
+    world.departures.begin({1: 2}, 30.0, lambda *words: world.done.append(words), patience_s=PATIENCE_S)
+    world.advance(0)
+    tried = 0
+    while not world.done:
+        if len(world.batches) > tried:
+            tried = len(world.batches)
+            world.departures.on_ended("its links to other shards are not the same")
+        world.advance(AGAIN_S / 2)
+    assert world.now_s - world.began_s[0] == pytest.approx(PATIENCE_S, abs=2 * AGAIN_S)
+    assert tried > PATIENCE_S / AGAIN_S / 2
+    assert len(caplog.records) <= PATIENCE_S + 1, "the log says it once a second"
 
 
 def test_the_only_shard_is_asked_again_until_the_time_is_up() -> None:

@@ -19,6 +19,7 @@ import msgspec
 import pytest
 
 from gnatswarm.broker.bounds import LARGEST_MAX_CONTROL_LINE_BYTES
+from gnatswarm.broker.connection import ClientConnection
 from gnatswarm.broker.freezer import freeze
 from gnatswarm.broker.frozen import OfferedClient, RecordRefused
 from gnatswarm.broker.limits import Limits
@@ -610,6 +611,29 @@ async def test_one_of_several_that_closes_while_they_move_takes_nothing_more_and
     assert (old.moves.n_moved, new.moves.is_idle) == (1, True)
 
 
+async def test_who_closes_while_it_moves_is_not_counted_as_moved(
+    two: LinkedShards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = two.shards
+    closes, _goes = [await come(two) for _ in range(2)]
+    cids = old.cids
+    words_of = old.host.words_of
+
+    def words(client: ClientConnection) -> bytes:
+        found = words_of(client)
+        if client.cid == cids[1]:  # both are being moved
+            closes.close()
+            old.host._look_for_ended()
+        return found
+
+    monkeypatch.setattr(old.host, "words_of", words)
+    done: list[tuple[int, dict[str, int]]] = []
+    assert old.departures.begin({1: 2}, 20.0, lambda *words: done.append(words))
+    await until(lambda: done)
+    assert done == [(1, {})]
+    await until(lambda: (old.cids, new.cids) == ([], cids[1:]))
+
+
 @pytest.mark.parametrize("stays", [False, True], ids=["moves", "stays"])
 async def test_who_takes_nothing_more_has_no_subscriptions_where_it_goes_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, *, stays: bool
@@ -1000,6 +1024,28 @@ async def test_a_client_that_its_old_shard_disconnects_while_it_moves_is_counted
     assert not new.one.shard.clients.is_expected(cid) and not new.one.shard.clients._dismiss_later
     await client.wait(b"nothing")
     assert client.is_over
+
+
+async def test_who_moves_behind_a_disconnection_of_the_next_shard_and_before_its_own_is_disconnected(
+    two: LinkedShards,
+) -> None:
+    old, new = two.shards
+    clients = [await come(two) for _ in range(3)]
+    cids = old.cids
+    counts: list[int] = []
+    for first in (cids[2], cids[1]):
+        new.one.shard.clients.disconnect(first, counts.append)
+    later = await come(two)
+    (later_cid,) = set(old.cids) - set(cids)
+    assert await moved(two, 4) == {}
+    await until(lambda: not old.cids and new.cids == [cids[0], later_cid])
+    old.one.shard.clients.disconnect(cids[1], counts.append)
+    assert counts == [0, 0, 0]
+    for client in clients[1:]:
+        await client.wait(b"nothing")
+        assert client.is_over
+    for client in (clients[0], later):
+        assert await client.talk(b"PING\r\n") == b"PONG\r\n"
 
 
 async def test_who_is_told_to_go_and_does_not_come_is_forgotten(two: LinkedShards) -> None:
