@@ -321,7 +321,8 @@ def _java(_options: Options) -> Finding:
         return Finding("spark", WARN, f"java did not say its version within {JAVA_DEADLINE_S:.0f} s")
     version = importlib.metadata.version("pyspark")
     if done.returncode != 0:
-        why = done.stderr.strip().splitlines()[-1].partition("NoJava: ")[2] or "java cannot be run"
+        last = done.stderr.strip().rpartition("\n")[2]  # ("" of one that was killed)
+        why = last.partition("NoJava: ")[2] or "java cannot be run"
         return Finding("spark", WARN, f"pyspark {version}, but {why}", "pip install 'gnatswarm[spark]' brings a Java")
     return Finding("spark", OK, f"pyspark {version}, {done.stdout.strip()}")
 

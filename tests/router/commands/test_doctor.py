@@ -172,6 +172,15 @@ def test_no_java_is_a_warning_because_a_broker_does_without(tmp_path: Path) -> N
     assert "Java" in found["found"]
 
 
+def test_a_java_check_that_is_killed_without_a_word_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where memory is short."""
+    killed = subprocess.CompletedProcess([], -9, "", "")
+    monkeypatch.setattr(subprocess, "run", lambda *_words, **_more: killed)
+    found = doctor._java(Options())
+    assert found.result == WARN
+    assert found.found.endswith(", but java cannot be run")
+
+
 def test_extras_that_are_missing_are_named_with_what_they_are_for(monkeypatch: pytest.MonkeyPatch) -> None:
     there = {"pyspark", "matplotlib"}
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name if name in there else None)
