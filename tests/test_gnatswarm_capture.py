@@ -332,6 +332,7 @@ def test_attempts_to_connect_leave_nothing_open():
     """A capture dials again, many times a second, until the broker is back: with -W error each was a warning."""
     with socket.create_server(("127.0.0.1", 0)) as unused:
         port = unused.getsockname()[1]
+    gc.collect()  # what tests before this one have left open
     with warnings.catch_warnings():
         warnings.simplefilter("error", ResourceWarning)
         with pytest.raises(gnatswarm.CaptureError, match="cannot connect to"):
