@@ -128,7 +128,9 @@ class PublishLimits(_Discreet, frozen=True, forbid_unknown_fields=True, gc=False
 # Kinds of connection that a user may be limited to: those that this broker has, then those of nats-server alone.
 STANDARD = "STANDARD"
 WEBSOCKET = "WEBSOCKET"
-CONNECTION_TYPES = (STANDARD, WEBSOCKET, "LEAFNODE", "LEAFNODE_WS", "MQTT", "MQTT_WS", "IN_PROCESS")
+LEAFNODE = "LEAFNODE"
+LEAFNODE_WS = "LEAFNODE_WS"
+CONNECTION_TYPES = (STANDARD, WEBSOCKET, LEAFNODE, LEAFNODE_WS, "MQTT", "MQTT_WS", "IN_PROCESS")
 
 
 class User(_Discreet, frozen=True, forbid_unknown_fields=True, gc=False):

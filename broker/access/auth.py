@@ -19,7 +19,15 @@ from gnatswarm.broker.access.nkey import is_signed_by
 from gnatswarm.broker.access.password_hash import is_hashed
 from gnatswarm.broker.access.user_index import UserIndex
 from gnatswarm.broker.errors import AuthorizationViolation
-from gnatswarm.broker.options import GLOBAL_ACCOUNT, STANDARD, Permissions, User
+from gnatswarm.broker.options import (
+    GLOBAL_ACCOUNT,
+    LEAFNODE,
+    LEAFNODE_WS,
+    STANDARD,
+    WEBSOCKET,
+    Permissions,
+    User,
+)
 
 if TYPE_CHECKING:
     from gnatswarm.broker.access.connect import ClientOptions
@@ -138,6 +146,7 @@ class Authenticator:
         # Whether the system account's users alone have to log in. INFO asks for it all the same, as nats-server's does.
         self.has_guests = options.has_guests and self._nobody is None
         self._nobodys_hash = _NOBODYS_HASH.format(users.cost) if users.cost else ""
+        self._kinds_with_passwords = _kinds_with_passwords(options) if options.users else frozenset()
 
     def anonymous(self, kind: str = STANDARD) -> Identity | None:
         """The identity of a client that has sent no CONNECT; None: it must log in first."""
@@ -159,7 +168,7 @@ class Authenticator:
         if not connect.user and not given and anonymous is not None:
             return Admission(anonymous, is_anonymous=True, kind=kind)
         user = self._users.get(connect.user)
-        if user is not None and not user.may_come_by(kind):
+        if user is not None and not self._may_come(user, kind):
             user = None
         proof = _proof(connect.password)
         if user is None:
@@ -223,9 +232,17 @@ class Authenticator:
         if admission.is_anonymous or (not admission.name and not admission.proof):
             return self.anonymous(admission.kind)
         user = self._users.get(admission.name)
-        if user is None or not user.may_come_by(admission.kind) or not self._proves(admission, user.password):
+        if user is None or not self._may_come(user, admission.kind) or not self._proves(admission, user.password):
             return None
         return _identity(user)
+
+    def _may_come(self, user: User, kind: str) -> bool:
+        """Whether this user, who has a name, may log in by this type of connection with the right password.
+
+        Where certificates select users, one without a password is known by its certificate, and not by its name alone.
+        """
+        needs_password = kind in self._kinds_with_passwords and user is not self._nobody
+        return user.may_come_by(kind) and (bool(user.password) or not needs_password)
 
     def question_after(self, former: Authenticator, admission: Admission) -> HashedPassword | None:
         """What to compare before readmit() is asked again; None: nothing, its answer counts.
@@ -261,6 +278,18 @@ class Authenticator:
         if is_hashed(wanted):
             return self._verdicts.get(Verdicts.key(wanted, proof)) is True
         return hmac.compare_digest(proof, _digest(wanted, admission.proof_key) if wanted else b"")
+
+
+def _kinds_with_passwords(options: Options) -> frozenset[str]:
+    """The types of connection whose certificates select no user, where those of others do (verify_and_map)."""
+    leafnodes, by_websocket = options.leafnodes, options.websocket.tls.verify_and_map
+    maps = {
+        STANDARD: options.tls.verify_and_map,
+        WEBSOCKET: by_websocket,
+        LEAFNODE: leafnodes.tls.verify_and_map,
+        LEAFNODE_WS: leafnodes.tls.verify_and_map or (by_websocket and not leafnodes.users),
+    }
+    return frozenset(kind for kind, is_mapped in maps.items() if not is_mapped) if any(maps.values()) else frozenset()
 
 
 def for_websocket(options: Options) -> Options:

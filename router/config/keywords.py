@@ -137,7 +137,7 @@ def conf_text(given: Mapping[str, object], who: str = "gnatswarm") -> str:
     settings = {name: value for name, value in given.items() if value is not None}
     config = settings.pop("config", None)
     if config is not None:
-        lines.append(f"include {_quoted(_utf8(os.path.abspath(os.fsdecode(_path(config))), 'config', who))}")
+        lines.append(f"include {_bare(os.path.abspath(os.fsdecode(_path(config))), 'config', who)}")
     else:
         settings = _PROGRAM_DEFAULTS | settings
     if settings.get("port") == 0:
@@ -196,9 +196,7 @@ def _written(value: object, name: str, who: str) -> str:
         case os.PathLike():
             return _quoted(_utf8(os.path.abspath(os.fsdecode(value)), name, who))
         case Mapping():
-            inner = (
-                f"{_quoted(_utf8(str(key), name, who))}: {_written(one, str(key), who)}" for key, one in value.items()
-            )
+            inner = (f"{_bare(str(key), name, who)}: {_written(one, str(key), who)}" for key, one in value.items())
             return "{" + ", ".join(inner) + "}"
         case list() | tuple() | set() | frozenset():
             return "[" + ", ".join(_written(one, name, who) for one in value) + "]"
@@ -225,6 +223,15 @@ def _quoted(text: str) -> str:
     if text.isascii() and text.isprintable() and '"' not in text and "\\" not in text:
         return f'"{text}"'
     return '"' + "".join(_escaped(character) for character in text) + '"'
+
+
+def _bare(text: str, name: str, who: str) -> str:
+    """A key, or the name of a file: in quotes, too, between which the file has no escapes for these."""
+    quote = next((one for one in "\"'" if one not in text), "")
+    if not quote:
+        problem = Problem(Position(who), f"{name}: a name has quotes of both kinds", "name it otherwise")
+        raise ConfigError([problem])
+    return f"{quote}{_utf8(text, name, who)}{quote}"
 
 
 def _escaped(character: str) -> str:

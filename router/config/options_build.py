@@ -589,7 +589,10 @@ class _Building:
         return tls, websocket
 
     def _check_monitoring(self, tls: Tls) -> None:
-        """Check that there is at most one port, and a certificate for HTTPS; the real server checks this at start."""
+        """Check that there is at most one port, a certificate for HTTPS, and both parts of a log-in or none.
+
+        The real server checks the ports at start, and has no such log-in.
+        """
         http, https = self.settings.get("http_port"), self.settings.get("https_port")
         place = self._place("https_port")
         if https and http:
@@ -598,6 +601,13 @@ class _Building:
         elif https and not tls.is_on:
             what = "Can't start monitoring: TLS cert and key required for HTTPS"
             self._problem(place, what, "add a tls block or --tlscert and --tlskey, or use http_port")
+        user, password = self.settings.get("http_user"), self.settings.get("http_password")
+        if password and not user:
+            what = "http_password without http_user lets everybody read the pages"
+            self._problem(self._place("http_password"), what, "add http_user")
+        elif user and not password:
+            what = "http_user without http_password lets in who knows the name"
+            self._problem(self._place("http_user"), what, "add http_password")
 
     def _check_ports(self, websocket: WebSocket, leafnodes: LeafNodes) -> None:
         """Check that no two listeners want the same port of the same address."""

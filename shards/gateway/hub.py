@@ -18,6 +18,7 @@ from gnatswarm.broker.access.connect import ClientOptions, who_claims
 from gnatswarm.broker.advisory import Person
 from gnatswarm.broker.bounds import LARGEST_FRAME_PAYLOAD_BYTES
 from gnatswarm.broker.errors import AuthorizationViolation, CloseReason, MaximumSubscriptionsExceeded
+from gnatswarm.broker.options import LEAFNODE, LEAFNODE_WS
 from gnatswarm.broker.options import Permissions as PermissionOptions
 from gnatswarm.broker.permissions import Permissions
 from gnatswarm.broker.quoted import quoted
@@ -47,9 +48,6 @@ logger = logging.getLogger("gnatswarm.gateway")
 
 # A compressed WebSocket frame may hold more than one message, and what is over max_payload is to be answered.
 FRAME_ROOM_BYTES = 1024 * 1024
-# The type of its connection, as in a user's `allowed_connection_types`.
-LEAFNODE = "LEAFNODE"
-LEAFNODE_WS = "LEAFNODE_WS"
 _MOST_DENIED = 1024
 CLIENT_AT_PORT = "attempted to connect to leaf node port"
 SAME_CLUSTER = "remote leafnode has same cluster name"

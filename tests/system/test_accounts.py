@@ -108,6 +108,22 @@ accounts {
         assert await client.wait_closed() == b"-ERR 'Maximum Payload Violation'\r\n"
 
 
+@pytest.mark.kinds("gnatswarm-1", "gnatswarm-2")
+async def test_who_has_more_subscriptions_than_a_reload_allows_keeps_them_and_gets_no_more(start_broker, cluster_of):
+    text = "accounts { A { limits { max_subs: 3 }, users: [ {user: a, password: a} ] } }"
+    broker = start_broker(config=text)
+    cluster = cluster_of(broker)
+    clients = [await cluster.client_on(shard, {"user": "a", "pass": "a"}) for shard in (0, 1)]
+    for client in clients:
+        await client.talk("SUB a 1\r\nSUB b 2\r\nPING\r\n", expect="PONG\r\n")
+    await reload(broker, text.replace("3", "1"))
+    error = "-ERR 'maximum subscriptions exceeded'\r\n"
+    for client in clients:
+        await client.talk("SUB c 3\r\nPING\r\n", expect=error + "PONG\r\n")
+    await clients[0].talk("PUB b 0\r\n\r\nPING\r\n", expect="MSG b 2 0\r\n\r\nPONG\r\n")
+    await clients[1].expect("MSG b 2 0\r\n\r\n")
+
+
 async def test_connections_of_an_account_are_counted_on_all_shards(start_broker, cluster_of):
     text = """
 accounts {

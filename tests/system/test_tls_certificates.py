@@ -16,9 +16,11 @@ from cryptography import x509
 from tests.support.authority import HOUR, Authority, Pair
 from tests.support.framed import connect as upgraded
 from tests.support.framed import request, upgrade, websocket_port
+from tests.support.leaves import hub_port
 from tests.support.pages import Pages
 from tests.support.secure import CONNECT, SecureClient, connect, connections, dial, read_info, said
 from tests.support.servers import HOST, Broker
+from tests.support.wire import Client
 
 pytestmark = pytest.mark.kinds("gnatswarm-1", "gnatswarm-2", "nats-server")
 
@@ -250,6 +252,32 @@ async def test_a_certificate_says_which_user_a_websocket_client_is(start_broker,
         assert await stranger.read_frame() >= 0
     assert bytes(stranger.stream).startswith(b"-ERR 'Authorization Violation'")
     stranger.close()
+
+
+@pytest.mark.kinds("gnatswarm-1", "gnatswarm-2", "nats-server-2.15")
+async def test_the_name_of_whom_a_certificate_selects_opens_no_other_port(start_broker, authority, server):
+    """Neither by WebSocket nor for a leaf node, where nobody asks for a certificate."""
+    asks = f'verify_and_map: true, ca_file: "{authority.path}"'
+    users = 'authorization { users [ { user: "CN=ann" } ] }'
+    ports = f"websocket {{ host: {HOST}, port: -1, no_tls: true }}\nleafnodes {{ host: {HOST}, port: -1 }}"
+    broker = start_broker(config=f"tls {{ {server.lines}, {asks} }}\n{users}\n{ports}")
+    mine = await connect(broker.port, authority.client_context(authority.client("CN=ann")))
+    await mine.send(b"PING\r\n")
+    while await mine.line() != b"PONG\r\n":
+        pass
+    mine.close()
+    by_websocket = await upgrade(websocket_port(broker))
+    await by_websocket.say(b'CONNECT {"verbose":false,"user":"CN=ann"}\r\nPING\r\n')
+    while b"\r\n" not in by_websocket.stream:
+        assert await by_websocket.read_frame() >= 0
+    assert bytes(by_websocket.stream).startswith(b"-ERR 'Authorization Violation'")
+    by_websocket.close()
+    leaf_node = await Client.connect(hub_port(broker), None)
+    await leaf_node.send(b'CONNECT {"version":"2.9.0","name":"leaf","user":"CN=ann"}\r\nPING\r\n')
+    while (line := await leaf_node.read_line()).startswith(b"INFO "):
+        pass
+    assert line == b"-ERR 'Authorization Violation'\r\n"
+    leaf_node.close()
 
 
 async def test_certificates_do_not_begin_to_stand_for_users_while_clients_are_connected(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 
 import bcrypt
+import msgspec
 import nkeys
 import pytest
 from nacl.signing import SigningKey
@@ -13,7 +14,18 @@ from gnatswarm.broker.access.auth import NOBODY, Admission, Authenticator, Hashe
 from gnatswarm.broker.access.connect import ClientOptions
 from gnatswarm.broker.access.nkey import is_signed_by, new_nonce, user_key
 from gnatswarm.broker.errors import AuthorizationViolation
-from gnatswarm.broker.options import STANDARD, WEBSOCKET, Options, Permissions, User
+from gnatswarm.broker.options import (
+    LEAFNODE,
+    LEAFNODE_WS,
+    STANDARD,
+    WEBSOCKET,
+    LeafNodes,
+    Options,
+    Permissions,
+    Tls,
+    User,
+    WebSocket,
+)
 
 TOKEN = Options(auth_token="s3cret")
 ONE_USER = Options(auth_user="derek", auth_password="pass")
@@ -125,6 +137,43 @@ def test_a_reload_asks_by_which_kind_of_connection_a_client_has_come(before, con
         guest = User("guest", connection_types=(allowed,))
         after = Options(users=(User("a", "1", connection_types=(allowed,)), guest), no_auth_user="guest")
         assert (Authenticator(after).readmit(admission) is not None) is (allowed == kind)
+
+
+# ---- users who are known by their certificates
+
+MAPS = Tls(cert_file="c", key_file="k", verify_and_map=True)
+BY_CERTIFICATE = (User("CN=ann"), User("bob", "1"), User("guest"))
+
+
+@pytest.mark.parametrize(
+    ("options", "mapped"),
+    [
+        (Options(users=BY_CERTIFICATE), {STANDARD, WEBSOCKET, LEAFNODE, LEAFNODE_WS}),  # nobody is known so
+        (Options(users=BY_CERTIFICATE, tls=MAPS), {STANDARD}),
+        (Options(users=BY_CERTIFICATE, websocket=WebSocket(tls=MAPS)), {WEBSOCKET, LEAFNODE_WS}),
+        (Options(users=BY_CERTIFICATE, leafnodes=LeafNodes(tls=MAPS)), {LEAFNODE, LEAFNODE_WS}),
+        (
+            Options(users=BY_CERTIFICATE, websocket=WebSocket(tls=MAPS), leafnodes=LeafNodes(users=(User("l", "l"),))),
+            {WEBSOCKET},
+        ),
+    ],
+)
+def test_who_is_known_by_a_certificate_is_not_let_in_by_its_name_alone_elsewhere(options, mapped):
+    """As by nats-server 2.15; by 2.9 it was. Who has a password, and who needs no log-in, is let in everywhere."""
+    options = msgspec.structs.replace(options, no_auth_user="guest")
+    before = Authenticator(Options(users=BY_CERTIFICATE))
+    rules = Authenticator(options)
+    for kind in (STANDARD, WEBSOCKET, LEAFNODE, LEAFNODE_WS):
+        for connect in (said(), said(user="guest"), said(user="bob", password="1")):
+            assert isinstance(rules.examine(connect, kind=kind), Admission)
+        admitted = before.examine(said(user="CN=ann"), kind=kind)
+        assert isinstance(admitted, Admission)
+        assert (rules.readmit(admitted) is not None) is (kind in mapped)
+        if kind in mapped:
+            assert isinstance(rules.examine(said(user="CN=ann"), kind=kind), Admission)
+        else:
+            with pytest.raises(AuthorizationViolation):
+                rules.examine(said(user="CN=ann"), kind=kind)
 
 
 # ---- bcrypt

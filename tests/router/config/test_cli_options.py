@@ -751,6 +751,10 @@ def test_encryption_that_would_not_hold_stops_the_start(
         ("authorization { users [ {user: a, permissions { publish: a, pub: b }} ] }", "pub is given again"),
         ("authorization { users [ {user: a, permissions { sub: {deny: a, deny: b} }} ] }", "deny is given again"),
         ("system_account: SYS", 'there is no account "SYS"'),
+        ("http_password: x", "1:1: http_password without http_user lets everybody read the pages"),
+        ("http_user: ''\nhttp_password: x", "2:1: http_password without http_user lets everybody read the pages"),
+        ("http_user: a\nhttp_password: ''", "1:1: http_user without http_password lets in who knows the name"),
+        ("http_user: a", "1:1: http_user without http_password lets in who knows the name"),
     ],
 )
 def test_a_right_that_would_not_hold_stops_the_start(

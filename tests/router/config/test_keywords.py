@@ -188,6 +188,23 @@ def test_a_problem_in_an_included_file_has_its_place(tmp_path: Path):
     assert f"{path}:2:1: " in str(found.value)
 
 
+@pytest.mark.parametrize("name", ['a"b', "a'b", "a\\b", "a\u00a0b", "a\nb", "a: b", "a } $b #"])
+def test_a_name_of_any_characters_is_that_name(tmp_path: Path, name: str):
+    """The file has no escapes in keys and in names of files, as it has in values."""
+    path = tmp_path / name
+    path.write_text("max_payload: 77")
+    found = options(config=path, server_metadata={name: name})
+    assert (found.limits.max_payload_bytes, found.server_metadata) == (77, ((name, name),))
+
+
+def test_a_name_is_no_more_of_the_configuration_than_a_name():
+    name = 'x": { users: [ { user: eve, password: eve } ] }, "y'
+    with pytest.raises(ConfigError, match="an account's name has no blanks"):
+        options(accounts={name: {}})
+    with pytest.raises(ConfigError, match="accounts: a name has quotes of both kinds"):
+        options(accounts={f"'{name}": {}})
+
+
 @pytest.mark.parametrize("value", [object(), b"bytes", {"a": object()}])
 def test_a_value_of_a_type_that_fits_nothing_is_a_type_error(value):
     with pytest.raises(TypeError, match="fits no option"):
