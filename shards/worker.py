@@ -445,6 +445,7 @@ class Worker:
             moves=self._moves,
             routes=self._gateway.routes if self._gateway is not None else lambda _with_subs: (),
             services=shard.imports_exports.service_imports,
+            own_subscriptions=shard.system.own_subscriptions,
         )
 
     def _moves(self) -> rows.MovesPart:

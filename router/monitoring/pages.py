@@ -86,6 +86,7 @@ class Pages:
         self._building = asyncio.Semaphore(MOST_BUILT)
         self._waiting = 0
         self._looks: dict[str, tuple[float, asyncio.Task[Any]]] = {}
+        self._asked: list[int] = []  # the shards that could be asked when a page was built last
         self.by_path: dict[str, Callable[[PageQuery], Awaitable[bytes]]] = {
             "/varz": self.varz,
             "/connz": self.connz,
@@ -689,6 +690,12 @@ class Pages:
 
     def _facts(self, query: PageQuery) -> Facts:
         facts = self._gather()
+        asked = [shard.shard for shard in facts.shards if shard.phase in ("ready", "draining") and not shard.is_suspect]
+        if asked != self._asked:
+            # Shards come and go within LOOK_S: a look at those of before is older than what was told meanwhile, and
+            # counters that fall would be a restart to Prometheus.
+            self._asked = asked
+            self._looks = {what: look for what, look in self._looks.items() if not look[1].done()}
         return facts.only(query.shard([shard.shard for shard in facts.shards]))
 
     async def _ask_all(self, facts: Facts, query: rows.Query, kind: type[_Part]) -> list[tuple[int, list[_Part]]]:

@@ -203,6 +203,10 @@ class System:
         elif self._inbox is None and self._is_heard:
             self._listen()
 
+    def own_subscriptions(self, account: str = "") -> int:
+        """How many subscriptions the broker itself has here in that account, or in all: pages leave them out."""
+        return self._counters.own_subs if account in ("", self._account) else 0
+
     def set_cluster(self, name: str, members: int) -> None:
         """The cluster's name, and how many other members are connected."""
         self._server = msgspec.structs.replace(self._server, cluster=name)

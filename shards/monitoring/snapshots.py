@@ -88,8 +88,13 @@ class Snapshots:
         moves: Callable[[], rows.MovesPart] = rows.MovesPart,
         routes: Callable[[bool], Iterable[rows.RouteRow | None]] = lambda _with_subs: (),
         services: ServiceImports | None = None,
+        own_subscriptions: Callable[[str], int] = lambda _account: 0,
     ) -> None:
-        """`leafs` and `routes` also give None, where others may be served before the next row."""
+        """`leafs` and `routes` also give None, where others may be served before the next row.
+
+        `own_subscriptions`: how many of an account's, or with "" of all, are the broker's own, and are not counted.
+        """
+        self._own_subscriptions = own_subscriptions
         self._services = services  # None: there are none
         self._leafs = leafs
         self._moves = moves
@@ -355,8 +360,9 @@ class Snapshots:
         for at in range(0, len(sublists), STEP_SLOTS):
             for sublist in sublists[at : at + STEP_SLOTS]:
                 name = sublist.account.decode()
-                if sublist.n_subs and (not names or name in names):
-                    found.setdefault(name, rows.AccountRow(name)).subscriptions = sublist.n_subs
+                count = sublist.n_subs - self._own_subscriptions(name)
+                if count > 0 and (not names or name in names):
+                    found.setdefault(name, rows.AccountRow(name)).subscriptions = count
             await pace()
         accounts = list(found.values())
         first.rows = accounts[:PART_ROWS]
@@ -515,6 +521,9 @@ class Snapshots:
             part.inserts += sublist.n_inserts
             part.removes += sublist.n_removes
             part.misses += sublist.n_builds
+        own = min(self._own_subscriptions(query.account), part.subscriptions)
+        part.subscriptions -= own
+        part.inserts -= own  # so what is there now is inserts less removes, as in nats-server
         part.misses = min(part.misses, part.lookups)
         sessions = list(self._clients.open.values())
         for start in range(0, len(sessions), STEP_CACHE_SLOTS):

@@ -409,12 +409,13 @@ class Recorder:
         lags, self._lags_us = sorted(self._lags_us), []
         before, self._counters = self._counters, self._running_counters()
         cpu_s, slow_consumers, stalls = (a - b for a, b in zip(self._counters, before, strict=True))
+        shown = self._page.snapshot(self._shard)
         found.append(
             records.ShardRecord(
                 **window,  # type: ignore[arg-type]
                 window_nominal_us=self._window_us,
-                connections=self._page.snapshot(self._shard)["connections"],
-                subscriptions=sum(sublist.n_subs for sublist in self._sublists()),
+                connections=shown["connections"],
+                subscriptions=shown["subscriptions"],  # without the broker's own
                 in_msgs=total.msgs,
                 in_bytes=total.payload_bytes,
                 out_msgs=total.deliveries,

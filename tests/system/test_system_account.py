@@ -882,10 +882,25 @@ async def test_answers_survive_dead_shards_and_scaling(fresh_cluster):
 async def test_a_broker_without_system_users_has_no_subscription_of_its_own(start_broker, cluster_of):
     for config in ("", CONFIG):
         broker = start_broker(config=config or None, args=["-m", "-1"])
-        pages = Pages.of(broker)
-        assert pages.json("/varz")["subscriptions"] == 0
-        counted = pages.json("/subsz")["num_subscriptions"]
-        assert counted == 0 if not config else counted > 0
+        found = Pages.of(broker).json("/subsz?subs=1&test=$SYS.REQ.SERVER.PING").get("subscriptions_list", [])
+        assert not found if not config else {one["qgroup"] for one in found} == {"_sys_"}
+
+
+@OURS
+async def test_subscriptions_of_the_brokers_own_are_counted_on_no_page(start_broker, cluster_of):
+    broker = start_broker(config=CONFIG, args=["-m", "-1"])
+    pages, cluster = Pages.of(broker), cluster_of(broker)
+    await listening(cluster, 0, "$SYS.ACCOUNT.A.CONNECT")
+    client = await cluster.client_on(1, said("a"))
+    await client.talk("SUB one 1\r\nSUB two 2\r\nPING\r\n", expect="PONG\r\n")
+    counted = pages.json("/subsz?subs=1&limit=10")
+    listed = counted["subscriptions_list"]
+    assert pages.json("/varz")["subscriptions"] == counted["num_subscriptions"] == counted["total"] == len(listed) == 3
+    assert counted["num_inserts"] - counted["num_removes"] == 3
+    for account, count in (("A", 2), ("SYS", 1)):
+        detail = pages.json(f"/accountz?acc={account}")["account_detail"]
+        (row,) = (one for one in pages.json("/accstatz")["account_statz"] if one["acc"] == account)
+        assert detail["subscriptions"] == row.get("num_subscriptions", count) == count
 
 
 @OURS

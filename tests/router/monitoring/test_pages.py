@@ -9,6 +9,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from gnatswarm.broker.advisory import SUBSCRIBERS
@@ -220,6 +221,27 @@ async def test_many_who_want_the_same_look_cost_one() -> None:
     site.shards.may_answer.set()
     await asyncio.gather(*pages[1:])
     assert [number for number, _ in site.shards.asked] == [0, 1]
+
+
+async def test_counters_do_not_fall_when_a_shard_comes_and_goes_within_the_time_of_a_look() -> None:
+    site = Site(options=Options(accounts=(Account("A"),)))
+    count = 0
+
+    def answer(_query: rows.AccountsQuery) -> list[Any]:
+        nonlocal count
+        count += 1
+        return [rows.AccountsPart([rows.AccountRow("A", in_msgs=count)])]
+
+    site.shards.answers[0, rows.AccountsQuery] = answer
+    two, three = site.facts.shards, [*site.facts.shards, shard(2)]
+    late = [two[0], msgspec.structs.replace(two[1], is_suspect=True)]
+    counts = []
+    for shards in (two, three, two, late, two):
+        site.facts.shards = shards
+        page = (await site.pages.metrics(PageQuery(""))).decode()
+        (line,) = [one for one in page.splitlines() if one.startswith("gnatswarm_account_received_messages_total")]
+        counts.append(int(line.split()[1]))
+    assert counts == sorted(counts)
 
 
 async def test_few_pages_are_built_at_once_and_more_than_may_wait_are_refused() -> None:
