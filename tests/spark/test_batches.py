@@ -157,6 +157,29 @@ def test_what_was_written_of_a_batch_counts_only_when_all_of_it_was(
     assert msgs(spark, out) == (11, 6)
 
 
+def test_a_batch_that_is_tried_again_with_other_files_keeps_nothing_of_those_before(
+    spark: Any, tmp_path: Path, one_file: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """As where the first ingest was killed, and its checkpoint removed; or where retention has removed files since."""
+    from gnatswarm.spark import write as written
+    from gnatswarm.spark.read import read_parquet
+    from gnatswarm.spark.write import write_batch
+
+    out = tmp_path / "tables"
+    (torn := tmp_path / "torn.jsonl").write_text(one_file.read_text() + "{")
+    with monkeypatch.context() as broken:
+        broken.setattr(written, "overwrite", failing_at(4, written.overwrite))
+        with pytest.raises(OSError, match="No space"):
+            write_batch(lines_of(spark, torn), 0, str(out))
+    assert len(list(out.glob("*/batch=0"))) == 3
+    write(other := tmp_path / "other.jsonl", [row(2, number) for number in range(3)])
+    write_batch(lines_of(spark, other), 0, str(out))
+    assert msgs(spark, out) == (3, 0)
+    assert read_parquet(spark, str(out)).aside.isEmpty()
+    write_batch(lines_of(spark, one_file), 1, str(out))
+    assert msgs(spark, out) == (13, 5)
+
+
 def test_of_a_file_that_was_read_truncated_the_rest_is_taken_once(
     spark: Any, tmp_path: Path, one_file: Path, monkeypatch: pytest.MonkeyPatch
 ):
