@@ -53,8 +53,11 @@ def compact(session: SparkSession, source: str, out: str, dates: list[str]) -> d
 
 
 def _with_archived(rows: DataFrame, archived: DataFrame) -> DataFrame:
-    """The rows, and those of files that are in the archive alone."""
-    return rows.unionByName(archived.join(rows.select(*IDENTITY).distinct(), IDENTITY, "left_anti"))
+    """The rows; of files of which the archive has more rows, or all, those of the archive."""
+    here, there = (each.groupBy(*IDENTITY).agg(F.count("*").alias(n)) for each, n in ((rows, "here"), (archived, "n")))
+    more = there.join(here, IDENTITY, "left").where("n > coalesce(here, 0)").select(*IDENTITY)
+    kept = rows.join(more, IDENTITY, "left_anti").select(*rows.columns)
+    return kept.unionByName(archived.join(more, IDENTITY, "left_semi"))
 
 
 def _files(session: SparkSession, directory: str, kind: str, dates: list[str]) -> DataFrame:

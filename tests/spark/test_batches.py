@@ -267,6 +267,25 @@ def test_a_day_that_is_archived_again_keeps_what_was_removed_from_the_tables_sin
     ]
 
 
+def test_a_day_that_is_archived_again_keeps_rows_that_the_tables_have_not_of_the_same_file(
+    spark: Any, tmp_path: Path, one_file: Path
+):
+    """As where new tables were begun, and a copy that came late is truncated."""
+    from gnatswarm.spark.jobs.compact import compact
+    from gnatswarm.spark.write import write_batch
+
+    archive, day = tmp_path / "archive", "2026-02-02"
+    lines = one_file.read_text().splitlines(keepends=True)
+    lines = [*lines[:10], *lines[:1]]  # with an equal row
+    parts = {"whole": lines, "begin": lines[:6]}
+    for name, part in parts.items():
+        (path := tmp_path / f"{name}.jsonl").write_text("".join(part))
+        write_batch(lines_of(spark, path), 0, str(tmp_path / name))
+    for name, n in (("begin", 6), ("whole", 11), ("begin", 11)):
+        assert compact(spark, str(tmp_path / name), str(archive), [day]) == {"gap": n}
+        assert msgs(spark, archive) == (n, 0)
+
+
 def test_of_copies_that_come_together_the_one_with_the_most_rows_is_taken(spark: Any, tmp_path: Path):
     from gnatswarm.spark.read import place, split
     from gnatswarm.spark.write import write_batch
