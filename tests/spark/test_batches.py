@@ -10,6 +10,7 @@ import re
 import resource
 import shutil
 import signal
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -284,6 +285,40 @@ def test_a_day_that_is_archived_again_keeps_rows_that_the_tables_have_not_of_the
     for name, n in (("begin", 6), ("whole", 11), ("begin", 11)):
         assert compact(spark, str(tmp_path / name), str(archive), [day]) == {"gap": n}
         assert msgs(spark, archive) == (n, 0)
+
+
+def test_two_runs_that_archive_a_day_at_once_lose_nothing_of_it(
+    spark: Any, tmp_path: Path, one_file: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The second waits for the first, which does not know what has come meanwhile."""
+    from gnatswarm.spark.jobs import compact as compacts
+    from gnatswarm.spark.write import write_batch
+
+    out, archive, day = tmp_path / "tables", tmp_path / "archive", "2026-02-02"
+    write_batch(lines_of(spark, one_file), 0, str(out))
+    write(late := tmp_path / "late.jsonl", [row(2, number) for number in range(3)])
+    is_over_or_waits = threading.Event()
+    found: list[dict[str, int]] = []
+
+    def again() -> None:
+        found.append(compacts.compact(spark, str(out), str(archive), [day], is_over_or_waits.set))
+        is_over_or_waits.set()
+
+    second = threading.Thread(target=again)
+    overwrite = compacts._overwrite_days
+
+    def meanwhile(rows: Any, directory: str) -> None:
+        if not second.ident:
+            write_batch(lines_of(spark, late), 1, str(out))
+            second.start()
+            assert is_over_or_waits.wait(300)
+        overwrite(rows, directory)
+
+    monkeypatch.setattr(compacts, "_overwrite_days", meanwhile)
+    assert compacts.compact(spark, str(out), str(archive), [day]) == {"gap": 10}
+    second.join(300)
+    assert found == [{"gap": 13}]
+    assert msgs(spark, archive) == (13, 0)
 
 
 def test_of_copies_that_come_together_the_one_with_the_most_rows_is_taken(spark: Any, tmp_path: Path):
