@@ -26,7 +26,7 @@ def regex(pattern: Column) -> Column:
     rest = F.regexp_replace(quoted, r"(^|\\\.)>$", r"$1.+")
     # Twice, because two wildcards in a row share the dot between them.
     star = F.regexp_replace(rest, r"(^|\\\.)\\\*(?=\\\.|$)", r"$1[^.]+")
-    # A subject may have what Java takes for the end of a line, as U+2028: else `.` would not match it, and `$` before it.
+    # A subject may have what Java takes for the end of a line, as U+2028: `.` would not match it, and `$` before it.
     return F.concat(F.lit("(?s)^"), star, F.lit("\\z"))
 
 
