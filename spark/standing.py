@@ -160,6 +160,7 @@ class StandingAnswers:
         """From now on this one stands; of older ones the last is left, for those who still read it."""
         self._number += 1
         stands = f"{_PREFIX}{self._number}"
+        shutil.rmtree(self._home / stands, ignore_errors=True)  # of one that was killed before it stood
         os.rename(making, self._home / stands)
         link = self._home / f".{CURRENT}"
         link.unlink(missing_ok=True)

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import functools
 import json
+import os
+import shutil
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
@@ -31,6 +33,7 @@ from gnatswarm.spark.read import (
     finished_rows,
     judge,
     key_of,
+    no_rows,
     of_files,
     parquet,
     set_aside,
@@ -85,11 +88,26 @@ def write_batch(lines: DataFrame, batch: int, out: str) -> dict[str, int]:
             overwrite(dated(rows), f"{out}/{kind}/batch={batch}", n, by="date")
         if n_aside:
             overwrite(set_aside(judged), f"{out}/aside/batch={batch}", n_aside)
+        _clear(session, out, batch, {*counts, *(["aside"] if n_aside else [])})
         list_of_files = _list_of_files(session, taken, sources)
         overwrite(list_of_files, f"{out}/files/batch={batch}", 1)
         return {**counts, "copies": copies, "aside": n_aside}
     finally:
         judged.unpersist()
+
+
+def _clear(session: SparkSession, out: str, batch: int, written: Collection[str]) -> None:
+    """Remove what an attempt has left in tables that were not `written` now: it was made of files that have gone since.
+
+    With a checkpoint that is gone, the batch had others.
+    """
+    for table in {*schema.KINDS, "aside"} - {*written}:
+        directory = f"{out}/{table}/batch={batch}"
+        if "://" in directory:
+            if parquet(session, directory, FILES) is not None:
+                overwrite(no_rows(session, FILES), directory, 1)
+        elif os.path.isdir(absolute(directory)):
+            shutil.rmtree(absolute(directory))
 
 
 def _has(session: SparkSession, directory: str, sources: Collection[str]) -> bool:

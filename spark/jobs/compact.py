@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
@@ -16,6 +17,7 @@ from gnatswarm.spark import schema
 from gnatswarm.spark.directories import absolute, unusable_text
 from gnatswarm.spark.jobs.arguments import compact_parser, date_mistake
 from gnatswarm.spark.jobs.progress import Progress
+from gnatswarm.spark.lock import alone
 from gnatswarm.spark.read import IDENTITY, no_days_text, parquet, read_parquet
 from gnatswarm.spark.session import run
 from gnatswarm.spark.write import ROWS_PER_FILE, dated
@@ -30,11 +32,19 @@ REPLACED = ".replaced-"
 OVER_AFTER_S = 24 * 3600.0
 
 
-def compact(session: SparkSession, source: str, out: str, dates: list[str]) -> dict[str, int]:
+def compact(
+    session: SparkSession, source: str, out: str, dates: list[str], on_wait: Callable[[], object] = lambda: None
+) -> dict[str, int]:
     """Rows by kind. A later run overwrites these days, and adds rows that were ingested late.
 
-    What an earlier one has put there stays, also if it has been removed from the tables since.
+    What an earlier one has put there stays, also if it has been removed from the tables since. A run that writes there
+    is waited for, after a call of `on_wait`.
     """
+    with alone(out, on_wait):
+        return _compact(session, source, out, dates)
+
+
+def _compact(session: SparkSession, source: str, out: str, dates: list[str]) -> dict[str, int]:
     put_back(out)
     statistics, archived = (read_parquet(session, directory, dates) for directory in (source, out))
     counts = {}
@@ -53,8 +63,11 @@ def compact(session: SparkSession, source: str, out: str, dates: list[str]) -> d
 
 
 def _with_archived(rows: DataFrame, archived: DataFrame) -> DataFrame:
-    """The rows, and those of files that are in the archive alone."""
-    return rows.unionByName(archived.join(rows.select(*IDENTITY).distinct(), IDENTITY, "left_anti"))
+    """The rows; of files of which the archive has more rows, or all, those of the archive."""
+    here, there = (each.groupBy(*IDENTITY).agg(F.count("*").alias(n)) for each, n in ((rows, "here"), (archived, "n")))
+    more = there.join(here, IDENTITY, "left").where("n > coalesce(here, 0)").select(*IDENTITY)
+    kept = rows.join(more, IDENTITY, "left_anti").select(*rows.columns)
+    return kept.unionByName(archived.join(more, IDENTITY, "left_semi"))
 
 
 def _files(session: SparkSession, directory: str, kind: str, dates: list[str]) -> DataFrame:
@@ -135,7 +148,8 @@ def main(arguments: list[str]) -> int:
             print(f"gnatswarm compact: {why}", file=sys.stderr)
             return 1
         started = time.monotonic()
-        counts = compact(session, asked.from_parquet, asked.out, asked.date)
+        waits = f"waiting for another run that writes to {asked.out} …"
+        counts = compact(session, asked.from_parquet, asked.out, asked.date, lambda: progress.say(waits))
         shown = ", ".join(f"{n:,} {kind}" for kind, n in counts.items())
         progress.say(f"{shown} in {time.monotonic() - started:.1f} s")
         return 0

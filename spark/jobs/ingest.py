@@ -16,6 +16,7 @@ from gnatswarm.spark import schema
 from gnatswarm.spark.directories import absolute, literal, unusable_text
 from gnatswarm.spark.jobs.arguments import DEFAULT_PORT, default_directory, ingest_parser, unreadable_text
 from gnatswarm.spark.jobs.progress import Progress
+from gnatswarm.spark.lock import alone
 from gnatswarm.spark.read import FILES, OPTIONS, parquet, place, stored_files, with_source
 from gnatswarm.spark.session import StopSignal, reason, run
 from gnatswarm.spark.standing import NotOurs, StandingAnswers
@@ -113,6 +114,13 @@ def main(arguments: list[str]) -> int:
     stop = StopSignal()
 
     def work(session: SparkSession) -> int:
+        with alone(asked.out) as is_alone:
+            if is_alone:
+                return read(session)
+        print(f"gnatswarm ingest: another one is writing to {asked.out}", file=sys.stderr)
+        return 1
+
+    def read(session: SparkSession) -> int:
         stop.listen()
         started, began = time.monotonic(), time.time()
         progress.say(f"reading {asked.stats_dir}" + (f" every {asked.every}" if asked.continuous else ""))

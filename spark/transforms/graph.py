@@ -26,7 +26,8 @@ def regex(pattern: Column) -> Column:
     rest = F.regexp_replace(quoted, r"(^|\\\.)>$", r"$1.+")
     # Twice, because two wildcards in a row share the dot between them.
     star = F.regexp_replace(rest, r"(^|\\\.)\\\*(?=\\\.|$)", r"$1[^.]+")
-    return F.concat(F.lit("^"), star, F.lit("$"))
+    # A subject may have what Java takes for the end of a line, as U+2028: `.` would not match it, and `$` before it.
+    return F.concat(F.lit("(?s)^"), star, F.lit("\\z"))
 
 
 def is_wildcard(pattern: Column) -> Column:

@@ -107,6 +107,31 @@ def test_a_percent_sign_in_a_path_is_no_format(monkeypatch: pytest.MonkeyPatch):
         assert "/a%sb" in made().format_help() or made is arguments.compact_parser
 
 
+def test_two_do_not_ingest_into_the_same_tables_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """The second would make the first one's batch again, and remove what that has written of it."""
+    pytest.importorskip("pyspark", reason="the extra `spark` is not installed")
+    from gnatswarm.spark.jobs import ingest
+    from gnatswarm.spark.lock import alone
+
+    (stats := tmp_path / "stats").mkdir()
+    monkeypatch.setattr(ingest, "run", lambda _name, work, **_named: work(None))
+    with alone(str(out := tmp_path / "tables")) as is_alone:
+        assert is_alone
+        assert ingest.main(["--stats-dir", str(stats), "--out", str(out)]) == 1
+        assert capsys.readouterr().err.splitlines()[-1] == f"gnatswarm ingest: another one is writing to {out}"
+        with alone(str(tmp_path / "others")) as is_alone:
+            assert is_alone
+    with alone(str(out)) as is_alone:
+        assert is_alone
+    with alone("s3a://bucket/tables") as is_alone, alone("s3a://bucket/tables") as is_too:
+        assert is_alone and is_too
+    (tmp_path / "file").touch()
+    with alone(str(tmp_path / "file" / "tables")) as is_alone:  # (Spark says why it cannot write there)
+        assert is_alone
+
+
 def test_days_are_not_put_among_the_batches_of_other_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     pytest.importorskip("pyspark", reason="the extra `spark` is not installed")
     from gnatswarm.spark.jobs import compact

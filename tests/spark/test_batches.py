@@ -10,6 +10,7 @@ import re
 import resource
 import shutil
 import signal
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -157,6 +158,29 @@ def test_what_was_written_of_a_batch_counts_only_when_all_of_it_was(
     assert msgs(spark, out) == (11, 6)
 
 
+def test_a_batch_that_is_tried_again_with_other_files_keeps_nothing_of_those_before(
+    spark: Any, tmp_path: Path, one_file: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """As where the first ingest was killed, and its checkpoint removed; or where retention has removed files since."""
+    from gnatswarm.spark import write as written
+    from gnatswarm.spark.read import read_parquet
+    from gnatswarm.spark.write import write_batch
+
+    out = tmp_path / "tables"
+    (torn := tmp_path / "torn.jsonl").write_text(one_file.read_text() + "{")
+    with monkeypatch.context() as broken:
+        broken.setattr(written, "overwrite", failing_at(4, written.overwrite))
+        with pytest.raises(OSError, match="No space"):
+            write_batch(lines_of(spark, torn), 0, str(out))
+    assert len(list(out.glob("*/batch=0"))) == 3
+    write(other := tmp_path / "other.jsonl", [row(2, number) for number in range(3)])
+    write_batch(lines_of(spark, other), 0, str(out))
+    assert msgs(spark, out) == (3, 0)
+    assert read_parquet(spark, str(out)).aside.isEmpty()
+    write_batch(lines_of(spark, one_file), 1, str(out))
+    assert msgs(spark, out) == (13, 5)
+
+
 def test_of_a_file_that_was_read_truncated_the_rest_is_taken_once(
     spark: Any, tmp_path: Path, one_file: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -242,6 +266,59 @@ def test_a_day_that_is_archived_again_keeps_what_was_removed_from_the_tables_sin
         (1, "one.jsonl", day),
         (2, "late.jsonl", day),
     ]
+
+
+def test_a_day_that_is_archived_again_keeps_rows_that_the_tables_have_not_of_the_same_file(
+    spark: Any, tmp_path: Path, one_file: Path
+):
+    """As where new tables were begun, and a copy that came late is truncated."""
+    from gnatswarm.spark.jobs.compact import compact
+    from gnatswarm.spark.write import write_batch
+
+    archive, day = tmp_path / "archive", "2026-02-02"
+    lines = one_file.read_text().splitlines(keepends=True)
+    lines = [*lines[:10], *lines[:1]]  # with an equal row
+    parts = {"whole": lines, "begin": lines[:6]}
+    for name, part in parts.items():
+        (path := tmp_path / f"{name}.jsonl").write_text("".join(part))
+        write_batch(lines_of(spark, path), 0, str(tmp_path / name))
+    for name, n in (("begin", 6), ("whole", 11), ("begin", 11)):
+        assert compact(spark, str(tmp_path / name), str(archive), [day]) == {"gap": n}
+        assert msgs(spark, archive) == (n, 0)
+
+
+def test_two_runs_that_archive_a_day_at_once_lose_nothing_of_it(
+    spark: Any, tmp_path: Path, one_file: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The second waits for the first, which does not know what has come meanwhile."""
+    from gnatswarm.spark.jobs import compact as compacts
+    from gnatswarm.spark.write import write_batch
+
+    out, archive, day = tmp_path / "tables", tmp_path / "archive", "2026-02-02"
+    write_batch(lines_of(spark, one_file), 0, str(out))
+    write(late := tmp_path / "late.jsonl", [row(2, number) for number in range(3)])
+    is_over_or_waits = threading.Event()
+    found: list[dict[str, int]] = []
+
+    def again() -> None:
+        found.append(compacts.compact(spark, str(out), str(archive), [day], is_over_or_waits.set))
+        is_over_or_waits.set()
+
+    second = threading.Thread(target=again)
+    overwrite = compacts._overwrite_days
+
+    def meanwhile(rows: Any, directory: str) -> None:
+        if not second.ident:
+            write_batch(lines_of(spark, late), 1, str(out))
+            second.start()
+            assert is_over_or_waits.wait(300)
+        overwrite(rows, directory)
+
+    monkeypatch.setattr(compacts, "_overwrite_days", meanwhile)
+    assert compacts.compact(spark, str(out), str(archive), [day]) == {"gap": 10}
+    second.join(300)
+    assert found == [{"gap": 13}]
+    assert msgs(spark, archive) == (13, 0)
 
 
 def test_of_copies_that_come_together_the_one_with_the_most_rows_is_taken(spark: Any, tmp_path: Path):

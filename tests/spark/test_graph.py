@@ -80,6 +80,10 @@ WILDCARDS = [
     (r"\Qa\E.*", r"\Qa\E.b", True),
     ("a.b*", "a.bc", False),
     ("a*.>", "ab.c", False),
+    ("line.>", "line.a\u2028b", True),
+    ("line.*", "line.\x85", True),
+    ("line.end", "line.end\u2029", False),
+    ("line.*.end", "line.a.end\x85", False),
 ]
 MATCHED = [
     row

@@ -169,6 +169,26 @@ def test_a_refresh_that_is_stopped_or_fails_leaves_what_stands(tables: Tables, m
     assert tables.gaps() == {FIRST: 2}
 
 
+@pytest.mark.parametrize("step", ["symlink_to", "replace"])
+def test_who_was_killed_before_a_refresh_stood_makes_it_again(
+    tables: Tables, monkeypatch: pytest.MonkeyPatch, step: str
+):
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    tables.add(0, FIRST)
+    tables.standing().refresh(tables.spark)
+    tables.add(1, FIRST)
+    with monkeypatch.context() as dies:
+        dies.setattr({"symlink_to": Path, "replace": os}[step], step, killed)
+        with pytest.raises(KeyboardInterrupt):
+            tables.standing().refresh(tables.spark)
+    assert tables.gaps() == {FIRST: 1}
+    assert tables.standing().refresh(tables.spark) == [FIRST]
+    assert tables.gaps() == {FIRST: 2}
+    assert sorted(path.name for path in tables.answers.iterdir()) == ["current", "refresh=1", "refresh=2"]
+
+
 def test_refreshes_take_a_tenth_of_the_time(tables: Tables, monkeypatch: pytest.MonkeyPatch):
     standing = tables.standing()
     made: list[float] = []
