@@ -94,7 +94,8 @@ cdef inline void add_outcome(Outcome *outcome, const Outcome *more) noexcept nog
 cdef class AccountGate:
     # Delivers a message whose entry `crosses` to other accounts. A sibling has handled its requests itself: of its
     # messages, call this for replies alone. The entry may be freed. `client`: the ClientConnection here that has
-    # published it, or None.
+    # published it, or None. `asker`: the session of the leaf node connection (shards.gateway) that it came by, or None.
+    cdef object asker
     cdef void leave(self, Sublist sublist, Entry *entry, Publish *message, object client, Outcome *outcome) noexcept
     # Nobody has got a request with this generated reply subject.
     cdef int on_nobody(self, bytes reply) except -1

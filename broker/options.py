@@ -529,10 +529,13 @@ class Options(_Discreet, frozen=True, forbid_unknown_fields=True):
 
     @property
     def has_system_users(self) -> bool:
-        """Whether any user could receive system events."""
+        """Whether any user could receive system events: here, or at another server with which the account is shared."""
         system = self.system_account
         return (
             system == GLOBAL_ACCOUNT
-            or any(user.account == system for user in self.users)
+            or bool(self.cluster.port)
+            or self.leafnodes.account == system
+            or any(user.account == system for user in (*self.users, *self.leafnodes.users))
+            or any(remote.account == system for remote in self.leafnodes.remotes)
             or any(one.account == system for account in self.accounts for one in account.imports)
         )

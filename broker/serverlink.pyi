@@ -8,6 +8,8 @@ from gnatswarm.broker.permissions import Permissions
 class ServerSession(Protocol):
     """What a connection to another server tells of; Python's side of it."""
 
+    rtt_us: int  # 0: not measured
+
     def on_info(self, raw: bytes, /) -> None: ...
     def on_connect(self, raw: bytes, /) -> None: ...
     def on_error(self, raw: bytes, /) -> None: ...
@@ -27,6 +29,9 @@ class ServerSession(Protocol):
 
         "Limit" is interest over max_subscriptions.
         """
+
+    def requestor(self) -> dict[str, object]:
+        """Who asks services of other accounts by this leaf node connection, for those that may know (`share`)."""
 
     def on_broken(self, why: str, /) -> None: ...
     def on_closed(self, reason: int, /) -> None: ...

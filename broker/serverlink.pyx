@@ -643,9 +643,12 @@ cdef class ServerLink(Peer):
         message.origin = ORIGIN_CLIENT
         if not is_reply:
             self.exchange.onward = self.exchange.reach(self.slot)
+        if self.follows_imports:
+            self.fanout.gate.asker = self.session
         if self.exchange.is_apart_by_account:   # (members would keep it from leaf nodes of the cluster it came from)
             self.exchange.origin = b""
         self.fanout.gate.leave(sublist, entry, message, None, outcome)
+        self.fanout.gate.asker = None
         self.exchange.origin = self.origin
         self.exchange.onward = ~<uint64_t>0
         message.origin = ORIGIN_SIBLING

@@ -262,7 +262,7 @@ cdef class ServiceImports(AccountGate):
         """Send a request to an imported service."""
         cdef bytes reply = None
         cdef bytes note = b""
-        cdef uint64_t rtt_us = (<ClientConnection>client).rtt_us if client is not None else 0
+        cdef uint64_t rtt_us = 0
         cdef dict requestor = None
         cdef object measured = None
         cdef object trace = self.fanout.trace
@@ -277,9 +277,14 @@ cdef class ServiceImports(AccountGate):
                     there = self.send_traced(rule, subject, message, None, b"")
                     add_outcome(outcome, &there)
                 return 0
-        if rule.shares and client is not None and self.describe is not None \
-                and (<ClientConnection>client).session is not None:
-            requestor = self.describe((<ClientConnection>client).session)
+        if client is not None:
+            rtt_us = (<ClientConnection>client).rtt_us
+            if rule.shares and self.describe is not None and (<ClientConnection>client).session is not None:
+                requestor = self.describe((<ClientConnection>client).session)
+        elif self.asker is not None:
+            rtt_us = self.asker.rtt_us
+            if rule.shares:
+                requestor = self.asker.requestor()
         if rule.latency is not None and self.on_latency is not None:
             measured = self.measure(rule, requestor, message, client)
         if message.reply.size:

@@ -57,6 +57,8 @@ MOST_LAST_HEARERS = 4096
 AGAIN_S = 1.0
 # So long other members of the cluster have to say how many subscriptions they have.
 COUNT_S = 0.5
+# So long what they answer a user of another account is passed on to it.
+ANSWERS_S = 2.0
 # Of a number of subscriptions.
 MOST_DIGITS = 16
 READ_BYTES = 64 * 1024
@@ -70,6 +72,11 @@ TOLD_OF_STRANGERS = (
 
 def _now_us() -> int:
     return time.time_ns() // 1000
+
+
+def _inbox_of(server: ServerIdentity) -> str:
+    """What the subjects begin with where members answer requests that this broker's shards pass on."""
+    return f"$SYS._INBOX.{server.server_id}."
 
 
 class Inbox:
@@ -139,6 +146,15 @@ class Count(msgspec.Struct):
     subscriptions: int = 0
 
 
+class Gathering(msgspec.Struct):
+    """What a user of another account has asked about it, as far as other members of the cluster have not answered."""
+
+    account: str
+    reply: bytes
+    missing: int
+    timer: asyncio.TimerHandle
+
+
 class System:
     """The system account on one shard.
 
@@ -181,6 +197,8 @@ class System:
         self._count_prefix = f"$SYS._INBOX.{advisory.event_id()}.".encode()  # where they answer
         self._counts: dict[bytes, Count] = {}  # by the subject of the answers
         self._last_count = 0
+        self._gather_prefix = f"{_inbox_of(server)}{advisory.event_id()}.".encode()
+        self._gathered: dict[bytes, Gathering] = {}  # by the subject of the answers
         self._asked_by_others = 0
         self.own_reply_prefix: Callable[[], bytes] = bytes
         self._shown: tuple[Permissions, orjson.Fragment | None] | None = None  # to a user that asked about itself
@@ -238,6 +256,7 @@ class System:
             self._inbox.connection.post(b"SUB %b _sys_ %d\r\n" % (subject.encode(), sid))
         if self._server.options.cluster.port:
             self._inbox.connection.post(b"SUB %b* counts\r\n" % self._count_prefix)
+            self._inbox.connection.post(b"SUB %b* answers\r\n" % self._gather_prefix)
         self._counters.own_subs = self._inbox.connection.subscriptions
         self._finish_soon()
 
@@ -447,6 +466,10 @@ class System:
         """A request from a user of the system account, or the answer of a member of the cluster."""
         if subject.startswith(self._count_prefix):
             self._on_count(subject, body)
+        elif subject.startswith(self._gather_prefix):
+            self._on_gathered(subject, body)
+        elif reply.startswith(_inbox_of(self._server).encode()):
+            return  # a shard's of this broker, whose router it has asked
         elif subject == advisory.SUBSCRIBERS.encode() and reply and self._members:
             self._count(reply, body)
         elif reply or subject.endswith((b".PING", b".STATSZ")):
@@ -465,6 +488,8 @@ class System:
         if account == self._account or subject not in advisory.ABOUT_ONES_OWN:
             return False
         self._loop.call_soon(self.attempt, self._ask, account, subject, reply, body)
+        if self._members:
+            self._loop.call_soon(self.attempt, self._gather, account, advisory.ABOUT_ONES_OWN[subject], reply, body)
         return True
 
     def _permissions_of(self, session: ClientSession) -> orjson.Fragment | None:
@@ -496,6 +521,28 @@ class System:
     def _fail(self, account: str, reply: bytes, code: int, description: str) -> None:
         if reply:
             self._say(account, reply, advisory.failure(self._named(_now_us()), code, description))
+
+    # ---- answers of the other members of the cluster
+
+    def _gather(self, account: str, what: str, reply: bytes, body: bytes) -> None:
+        """Ask the other members what a user asks about its account: each answers for itself, as with nats-servers."""
+        if self._inbox is None or len(body) > MOST_BODY_BYTES or len(self._gathered) >= MOST_ASKED_BY_OTHERS:
+            return
+        self._last_count += 1
+        answers_at = self._gather_prefix + b"%d" % self._last_count
+        timer = self._loop.call_later(ANSWERS_S, self._gathered.pop, answers_at, None)
+        self._gathered[answers_at] = Gathering(account, reply, self._members, timer)
+        self._say(self._account, f"$SYS.REQ.ACCOUNT.{account}.{what}".encode(), body, reply=answers_at)
+
+    def _on_gathered(self, answers_at: bytes, body: bytes) -> None:
+        gathering = self._gathered.get(answers_at)
+        if gathering is None:  # it came too late
+            return
+        self._say(gathering.account, gathering.reply, body)
+        gathering.missing -= 1
+        if not gathering.missing:
+            gathering.timer.cancel()
+            del self._gathered[answers_at]
 
     # ---- subscriptions of the whole cluster
 

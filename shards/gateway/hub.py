@@ -300,6 +300,10 @@ class HubSession(LeafConnection):
         self._why = CloseReason.AUTHENTICATION_FAILURE.text
         self._owner.events.refused(self._person())
 
+    @property
+    def _server_name(self) -> str:
+        return utf8_text(self.connect.name) if self.connect is not None else ""
+
     def _person(self) -> Person:
         connect = self.connect or words.LeafConnect()
         user, name, version = (utf8_text(text) for text in (self._user, connect.name, connect.version))

@@ -15,6 +15,7 @@ from gnatswarm.broker.errors import MaximumSubscriptionsExceeded
 from gnatswarm.broker.options import Permissions as PermissionOptions
 from gnatswarm.broker.permissions import Permissions
 from gnatswarm.broker.version import OWN_VERSION
+from gnatswarm.shards.boundary.utf8_text import utf8_text
 from gnatswarm.shards.gateway import words
 from gnatswarm.shards.gateway.credentials import log_in
 from gnatswarm.shards.gateway.leaf_connection import ConnectionOwner, LeafConnection
@@ -203,6 +204,10 @@ class LeafSession(LeafConnection):
         self._keep_pinging()
         self._owner.on_accepted(self)
         self._owner.events.connected(self._person(), has_dialled=True)
+
+    @property
+    def _server_name(self) -> str:
+        return utf8_text(self.info.server_name)
 
     def _person(self) -> Person:
         host = self.address.rpartition(":")[0].strip("[]")

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Generator, Iterator
 
+    from gnatswarm.broker.advisory import Document
     from gnatswarm.broker.exchange import Exchange
     from gnatswarm.shards.gateway.server_events import ServerEvents
     from gnatswarm.shards.sockets.reactor import Socket
@@ -167,6 +168,15 @@ class LeafConnection:
     def _person(self) -> Person:
         """The other end, in events."""
         raise NotImplementedError
+
+    @property
+    def _server_name(self) -> str:
+        """The other end's."""
+        raise NotImplementedError
+
+    def requestor(self) -> Document:
+        """The other end, as those see it whose services its clients ask, and with whom that is shared."""
+        return self._connection_owner.events.describe(self._person(), self._server_name)
 
     def _tell_of_end(self, why: str) -> None:
         """The connection, which was accepted, has ended."""

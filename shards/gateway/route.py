@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ssl import SSLObject
 
     from gnatswarm.broker.access.certificate_names import CertificateNames
+    from gnatswarm.broker.advisory import Document
     from gnatswarm.broker.exchange import Exchange
     from gnatswarm.broker.options import Cluster
     from gnatswarm.shards.gateway.server_events import ServerEvents
@@ -415,6 +416,10 @@ class RouteSession:
 
     def on_loop(self, begins: bool) -> None:
         """Routes have no subject that shows loops."""
+
+    def requestor(self) -> Document:
+        """What comes by a route has followed imports at the other end."""
+        raise NotImplementedError
 
     def on_unknown_account(self, account: bytes) -> None:
         """Interest or a message of an account that is not configured here."""

@@ -52,6 +52,10 @@ class ServerEvents:
         if self._timer is not None:
             self._timer.cancel()
 
+    def describe(self, who: Person, server: str) -> advisory.Document:
+        """The other end of a leaf node connection, a server of that name, as other accounts see it that may know it."""
+        return who.document(server, self._server().options.stated_cluster)
+
     def connected(self, who: Person, *, has_dialled: bool = False) -> None:
         """A leaf node connection passes messages. `has_dialled`: this broker, of which 2.9 publishes only the end."""
         if self._is_heard(who.account) and (not has_dialled or self._server().options.is_like_newer):

@@ -331,6 +331,11 @@ class Door:
     def on_refused(self, why: str, subject: bytes, /) -> None:
         raise AssertionError((why, subject))
 
+    rtt_us = 0
+
+    def requestor(self) -> dict[str, object]:
+        return {"kind": "Leafnode"}
+
     def on_broken(self, why: str, /) -> None:
         raise AssertionError(why)
 

@@ -73,6 +73,11 @@ class RouteEnd:
             raise AssertionError((why, subject))
         self.refused.append((why, subject))
 
+    rtt_us = 0
+
+    def requestor(self) -> dict[str, object]:
+        return {"kind": "Leafnode"}
+
     def on_broken(self, why: str, /) -> None:
         raise AssertionError(why)
 

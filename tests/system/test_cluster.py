@@ -472,6 +472,29 @@ async def test_the_system_account_tells_of_the_whole_cluster(start: Start, net: 
         assert await _answers(client, "$SYS.REQ.SERVER.PING", '{"cluster":"moor"}', 0) == []
 
 
+async def test_every_member_answers_what_users_of_other_accounts_ask_about_theirs(
+    members: list[Broker], net: Net
+) -> None:
+    """Once, wherever they ask; and none tells of another account."""
+    clients = await net.clients(members)
+    for who, client in enumerate(clients):
+        for number, subject in enumerate(
+            ("$SYS.REQ.ACCOUNT.PING.CONNZ", "$SYS.REQ.SERVER.PING.CONNZ", "$SYS.REQ.ACCOUNT.PING.STATZ")
+        ):
+            back = f"back.{who}.{number}"
+            await subscribed(client, f"{back} {number}")
+            for times in (1, 2):
+                body = '{"acc":"IMP"}'
+                await client.send(f"PUB {subject} {back} {len(body)}\r\n{body}\r\n")
+                said = [json.loads(one.payload) for one in await arrived(client, len(members))]
+                assert sorted(one["server"]["name"] for one in said) == [f"member{n}" for n in range(4)], times
+                for one in said:
+                    counts = [row["conns"] for row in one["data"].get("account_statz", ())]
+                    assert counts in ([], [1]) and len(one["data"].get("connections", "1")) == 1
+    await settled(clients)
+    assert not any(client.inbox for client in clients), "another answer"
+
+
 async def _answers(client: Client, subject: str, body: str, least: int) -> list[str]:
     """What comes in reply, from whichever members: so many, and no more when all have answered two requests more."""
     inbox = uuid.uuid4().hex

@@ -201,6 +201,50 @@ async def test_a_leaf_node_uses_services_that_its_account_imports_and_its_mappin
         await client.expect_quiet()
 
 
+SHARED = """
+accounts {
+    A { users [ {user: a, password: p} ], exports [ {service: svc} ] }
+    B { users [ {user: b, password: p} ], imports [ {service: {account: A, subject: svc}, share: true} ] }
+    C { users [ {user: c, password: p} ], imports [ {service: {account: A, subject: svc}} ] }
+}
+"""
+
+
+@pytest.mark.parametrize("kind", ["gnatswarm-2", "gnatswarm-1-as-2.15", "nats-server", "nats-server-2.15"])
+@pytest.mark.parametrize("way", ["hub", "leaf-node"])
+async def test_a_service_sees_which_leaf_node_or_hub_asks_where_that_is_shared(
+    start: Start, net: Net, kind: str, way: str
+) -> None:
+    """Its user and name, as those of a client that asks; else the account alone."""
+    for user, shares in (("b", True), ("c", False)):
+        if way == "hub":
+            here = start(kind, f'server_name: here\nleafnodes {{ listen: "127.0.0.1:-1" }}\n{SHARED}')
+            other = start("nats-server", leaf_config(hub_port(here), f"{user}:p"))
+            cluster = ""
+        else:
+            other = start("nats-server", 'server_name: hub\nleafnodes { listen: "127.0.0.1:-1" }')
+            remote = f"{{ url: 'nats://127.0.0.1:{hub_port(other)}', account: {user.upper()} }}"
+            here = start(kind, f"server_name: here\nleafnodes {{ remotes [ {remote} ] }}\n{SHARED}")
+            cluster = "here"
+        service, near = await net.client(here, **A), await net.client(here, **{"user": user, "pass": "p"})
+        asker = await net.client(other)
+        await subscribed(service, "svc 1")
+        await know(asker, near)
+        await know(near, asker)
+        await asker.send("PUB svc back 2\r\nhi\r\n")
+        (request,) = await service.messages(1, 20)
+        told = json.loads(re.findall(rb"Nats-Request-Info: (.*)\r\n", request.headers)[0])
+        told.pop("rtt", None)
+        assert told["acc"] == user.upper()
+        if not shares:
+            assert set(told) == {"acc"}
+            continue
+        assert told["kind"] == "Leafnode" and told["host"] == "127.0.0.1" and told["id"] > 0 and told["start"]
+        assert told["server"] == other.log.wait_line(r"Name: +(\S+)")[1]
+        assert (told.get("user"), told.get("ver")) == (("b", "2.9.10") if way == "hub" else (None, None))
+        assert told.get("cluster", "") == cluster
+
+
 # ---- a leaf node by hand
 
 

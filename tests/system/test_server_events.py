@@ -115,6 +115,42 @@ async def test_leaf_nodes_are_told_of_like_clients(start: Start, net: Net, kind:
     assert event["client"]["kind"] == "Leafnode" and event["reason"] in ("Client Closed", "Read Error")
 
 
+WITHOUT_USERS = ACCOUNTS.replace("users: [ {user: s, password: s} ]", "")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("way", ["member", "leaf-node", "hub"])
+async def test_users_of_another_server_hear_of_a_broker_whose_system_account_has_none(
+    start: Start, net: Net, kind: str, way: str
+) -> None:
+    """It is a member of their cluster, or their account is shared over a leaf node connection, whoever has dialled."""
+    if way == "member":
+        port = free_port()
+        asking = start(
+            "nats-server", f"server_name: asking\ncluster {{ name: c, listen: '127.0.0.1:{port}' }}\n{ACCOUNTS}"
+        )
+        more = f"cluster {{ name: c, listen: '127.0.0.1:-1', routes: ['nats://127.0.0.1:{port}'] }}"
+        here = start(kind, f"server_name: here\n{more}\n{WITHOUT_USERS}")
+    elif way == "leaf-node":
+        asking = start("nats-server", f"server_name: asking\nleafnodes {{ listen: '127.0.0.1:-1' }}\n{ACCOUNTS}")
+        remote = f"{{ url: 'nats://s:s@127.0.0.1:{hub_port(asking)}', account: SYS }}"
+        here = start(kind, f"server_name: here\nleafnodes {{ remotes: [ {remote} ] }}\n{WITHOUT_USERS}")
+    else:
+        user = "authorization { users: [ {user: l, password: l, account: SYS} ] }"
+        here = start(kind, f"server_name: here\nleafnodes {{ listen: '127.0.0.1:-1'\n{user} }}\n{WITHOUT_USERS}")
+        remote = f"{{ url: 'nats://l:l@127.0.0.1:{hub_port(here)}', account: SYS }}"
+        asking = start("nats-server", f"server_name: asking\nleafnodes {{ remotes: [ {remote} ] }}\n{ACCOUNTS}")
+    system = await net.client(asking, **{"user": "s", "pass": "s"})
+    await system.send("SUB $SYS.ACCOUNT.A.CONNECT 1\r\nSUB answers 2\r\n")
+    answered: set[str] = set()
+    async with asyncio.timeout(20):
+        while "here" not in answered:
+            await system.send("PUB $SYS.REQ.SERVER.PING answers 0\r\n\r\n")
+            answered = {one["server"]["name"] for one in await events_of(system, "answers", len(answered) + 1)}
+    await net.client(here, **{"user": "a", "pass": "a"})
+    assert (await events_of(system, "$SYS.ACCOUNT.A.CONNECT", 1))[-1]["server"]["name"] == "here"
+
+
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_refused_leaf_node_and_a_refused_member_are_told_of(start: Start, net: Net, kind: str) -> None:
     here = start(
