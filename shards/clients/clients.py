@@ -828,6 +828,10 @@ class Clients:
         self._reactor.finish()
         return heard
 
+    def allowance_of(self, session: ClientSession, user: str, account: str) -> Allowance | None:
+        """What it may publish as this user; None: as much as it wants to, or it is being heard out."""
+        return None if session in self._hearing.sessions else self.allowances.of(user, account)
+
     def _allowance_of(self, session: ClientSession) -> Allowance | None:
         return self.allowances.of(session.user, session.account)
 
