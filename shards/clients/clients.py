@@ -451,6 +451,11 @@ class Clients:
         is_noted = session in self._unchecked or session.connection.cid in self._reload_later
         return is_noted or self._may_be_surplus(session)
 
+    def waits_for_limit(self, session: ClientSession) -> bool:
+        """Whether it has publish_limits, and has sent what is not carried out yet."""
+        is_limited = self._allowance_of(session) is not None
+        return is_limited and session.socket is not None and session.socket.unread_bytes > 0
+
     def is_expected(self, cid: int) -> bool:
         """Whether a client of another shard is about to go on here."""
         return cid in self._expected
