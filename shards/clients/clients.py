@@ -451,6 +451,11 @@ class Clients:
         is_noted = session in self._unchecked or session.connection.cid in self._reload_later
         return is_noted or self._may_be_surplus(session)
 
+    def waits_for_limit(self, session: ClientSession) -> bool:
+        """Whether it has publish_limits, and has sent what is not carried out yet."""
+        is_limited = self._allowance_of(session) is not None
+        return is_limited and session.socket is not None and session.socket.unread_bytes > 0
+
     def is_expected(self, cid: int) -> bool:
         """Whether a client of another shard is about to go on here."""
         return cid in self._expected
@@ -827,6 +832,10 @@ class Clients:
                 heard.append(session)
         self._reactor.finish()
         return heard
+
+    def allowance_of(self, session: ClientSession, user: str, account: str) -> Allowance | None:
+        """What it may publish as this user; None: as much as it wants to, or it is being heard out."""
+        return None if session in self._hearing.sessions else self.allowances.of(user, account)
 
     def _allowance_of(self, session: ClientSession) -> Allowance | None:
         return self.allowances.of(session.user, session.account)

@@ -46,11 +46,11 @@ if TYPE_CHECKING:
 
     from gnatswarm.broker.access.auth import Identity
     from gnatswarm.broker.access.user_index import UserIndex
+    from gnatswarm.broker.allowance import Allowance
     from gnatswarm.broker.connection import ClientConnection
     from gnatswarm.broker.permissions import Permissions
     from gnatswarm.broker.trace import Tracer
     from gnatswarm.shards.clients.account_census import AccountCensus
-    from gnatswarm.shards.clients.allowances import Allowances
     from gnatswarm.shards.clients.certificate_rule import CertificateRule
     from gnatswarm.shards.clients.passwords import Passwords
     from gnatswarm.shards.clients.rights import Rights
@@ -112,9 +112,8 @@ class SessionOwner(Protocol):
     def info_of_connected(self, session: ClientSession) -> bytes:
         """The INFO line for a client that has logged in; b"": it is told nothing."""
 
-    @property
-    def allowances(self) -> Allowances:
-        """What the clients of each user may publish."""
+    def allowance_of(self, session: ClientSession, user: str, account: str) -> Allowance | None:
+        """What it may publish as this user; None: as much as it wants to, or it is being heard out."""
 
     def end_soon(self, session: ClientSession) -> None:
         """Subscriptions of its, or a log-in that waits for their end, are due: end_some() follows until none is."""
@@ -584,7 +583,7 @@ class ClientSession:
         rights = self._clients.rights
         self.connection.enter(rights.sublist(identity.account), permissions)
         self.connection.set_limits(rights.limits(identity.account))
-        is_new_rate = self.connection.allow(self._clients.allowances.of(identity.user, identity.account))
+        is_new_rate = self.connection.allow(self._clients.allowance_of(self, identity.user, identity.account))
         self.user = identity.user
         self.account = identity.account
         if is_new_rate:

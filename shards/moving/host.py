@@ -295,10 +295,13 @@ class Host:
         return session.objection_to_freezing()
 
     def _look_for_ended(self) -> None:
-        """Tell the engine whose connection has ended at its other end, of those who move away."""
+        """Tell the engine whose connection has ended at its other end, of those who move away.
+
+        Not of who waits for its publish_limits: it may hear what is said to it until all is read, as without a move.
+        """
         for client in self._moves.departing:
             session = self._clients.open.get(client.cid)
-            if session is None or session.has_ended:
+            if session is None or (session.has_ended and not self._clients.waits_for_limit(session)):
                 self._moves.on_hung_up(client)
         is_leaving = self._moves.is_leaving
         self._look = self._loop.call_later(LOOK_EVERY_S, self._look_for_ended) if is_leaving else None

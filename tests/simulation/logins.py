@@ -68,16 +68,13 @@ def connect_line(wishes: Wishes, user: str = "", *, is_good: bool = True) -> byt
 
 
 class Uncounted:
-    """Takes the place of the census, and of what users may publish: nothing here has a limit."""
+    """Takes the place of the census: nothing here has a limit."""
 
     def move(self, session: ClientSession, account: str, most: int) -> None:
         pass
 
     def stay(self, session: ClientSession, most: int) -> None:
         pass
-
-    def of(self, user: str, account: str) -> None:
-        return None
 
 
 class RecordedSocket:
@@ -148,7 +145,7 @@ class Owner:
         self.rights = Rights(options, probe.mesh)
         self.users = UserIndex(options.users)
         self.certificate_rules = {KIND: None}
-        self.census = self.allowances = Uncounted()
+        self.census = Uncounted()
         self._mesh = probe.mesh
         self.opened: ProbeSocket | None = None  # the socket of the session that was made last
         self._is_expected = False
@@ -163,6 +160,9 @@ class Owner:
         assert login.admission is not None
         identity = self.authenticators[KIND].readmit(login.admission)
         assert identity is not None and login.reenter(identity)
+
+    def allowance_of(self, session: ClientSession, user: str, account: str) -> None:
+        """Users may publish as much as they want to."""
 
     def log_in(self) -> tuple[Login, ProbeSocket]:
         """A new client, which is to send CONNECT."""

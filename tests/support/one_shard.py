@@ -55,6 +55,10 @@ class Client:
         except BlockingIOError:
             return self.said
 
+    def end_sending(self) -> None:
+        """It sends nothing more, and goes on listening."""
+        self._sock.shutdown(socket.SHUT_WR)
+
     def close(self) -> None:
         self._sock.close()
 

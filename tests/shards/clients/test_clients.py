@@ -776,6 +776,25 @@ async def test_who_goes_on_talking_is_heard_so_far_and_for_so_long_alone(
     assert limited.clients.hear_out(limited.sessions) == limited.sessions
 
 
+@pytest.mark.parametrize("is_closing", [True, False])
+async def test_who_is_heard_out_is_not_limited_by_a_reload(
+    limited: Limited, monkeypatch: pytest.MonkeyPatch, is_closing: bool
+) -> None:
+    """It would stand still until it is closed, and what it has sent be lost."""
+    monkeypatch.setattr(hearing, "HEAR_OUT_S", 60.0)
+    monkeypatch.setattr(hearing, "DRY_S", 60.0)
+    talks, _ = await limited.begin()
+    if is_closing:
+        assert limited.clients.hear_out(limited.sessions) == []
+    else:
+        assert limited.clients.read_ahead() == (2, set())
+    limited.clients._readmit(limited.sessions[0])
+    waits = limited.connections[0].publish_waits
+    talks.send(b"PUB a 1\r\n.\r\n" * 50)
+    await until(lambda: limited.connections[0].in_msgs == 100)
+    assert limited.connections[0].publish_waits == waits
+
+
 async def test_who_may_be_closed_has_nothing_more_to_say(limited: Limited, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hearing, "DRY_S", 0.0)
     ended, _ = await limited.begin()

@@ -611,6 +611,33 @@ async def test_one_of_several_that_closes_while_they_move_takes_nothing_more_and
     assert (old.moves.n_moved, new.moves.is_idle) == (1, True)
 
 
+async def test_who_is_limited_and_sends_no_more_hears_until_all_it_had_sent_is_carried_out(tmp_path: Path) -> None:
+    """Its shard cannot tell it from one that has closed. What it sends to itself came no more, but its PONG did."""
+    limits = PublishLimits(messages=50, burst_s=0.02)
+    two = LinkedShards(tmp_path, Options(users=(*options().users, User("b", "x", publish_limits=limits))))
+    try:
+        await two.link()
+        old, new = two.shards
+        client, _other = old.one.connect(), await come(two)
+        await client.wait(b"}")
+        connect = b'CONNECT {"verbose":false,"user":"b","pass":"x","headers":true,"no_responders":true}\r\n'
+        await client.talk(connect + b"SUB s 1\r\nSUB inbox 2\r\nPING\r\n")
+        cid = old.cids[0]
+        client.send(b"PUB s 1\r\nx\r\nPUB nobody inbox 1\r\nx\r\n" * 5 + b"PING\r\n")
+        client.end_sending()
+        assert not old.host.open_way(1)
+        old.moves.move([session.connection for session in old.one.shard.clients.open.values()], 1)
+        while old.moves.n_slices < 2:  # both are written down
+            old.moves.go_on()
+        old.host._look_for_ended()
+        heard = await client.wait(b"PONG\r\n")
+        assert (heard.count(b"MSG s 1 1\r\nx"), heard.count(b" 503")) == (5, 5)
+        assert cid not in old.cids and old.moves.n_moved == 2
+        await until(lambda: cid not in new.cids)
+    finally:
+        two.close()
+
+
 async def test_who_closes_while_it_moves_is_not_counted_as_moved(
     two: LinkedShards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
