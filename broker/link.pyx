@@ -719,8 +719,10 @@ cdef class SiblingLink(OriginLink):
         return 0
 
     cdef int on_ping(self) except -1:
-        """Reply at once, or when the pending queue messages that came before it have arrived, and other servers know
-        what they were told before it, where PONGs promise that."""
+        """Reply at once, or when the pending queue messages that came before it have arrived, all siblings have marked
+        the moves to here that this one has, and other servers know what they were told before it, where PONGs promise
+        that."""
+        cdef object marks = None
         cdef uint64_t wait = 0
         cdef uint64_t bit = <uint64_t>1 << self.shard
         if unlikely(not self.mesh.told_all & bit):   # the first one
@@ -728,8 +730,12 @@ cdef class SiblingLink(OriginLink):
             self.reroutes.on_step()   # (our PONG waits for what waits for that)
         if unlikely(self.fanout.onward is not None) and self.heard_ping:
             wait = self.fanout.onward.await_servers(self)
-        if self.orphans or wait or self.pings_due:
+        if self.mesh.moves is not None:
+            marks = self.mesh.moves.await_marks(self)
+        if self.orphans or wait or marks or self.pings_due:
             ids = set(self.orphans)
+            if marks:
+                ids.update(marks)
             if wait:
                 ids.add(wait)
             self.pings_due.append(ids)

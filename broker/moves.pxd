@@ -123,6 +123,9 @@ cdef class Arriving(Batch):
     cdef Bounded *bounded       # … n_bounded of its subscriptions with a max
     cdef uint32_t n_bounded
     cdef uint32_t room_bounded
+    cdef uint64_t number        # for which the PINGs of siblings that have marked wait, until all have
+    cdef list pinging           # … links of these siblings (OriginLink)
+    cdef int send_pongs(self) except -1
     cdef int admit_next(self) except -1
     cdef bint part_is_last(self) except -1
     cdef int look_at_part(self) except -1

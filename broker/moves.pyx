@@ -25,7 +25,7 @@ from gnatswarm.broker.outbuf cimport (
 from gnatswarm.broker.mesh cimport MeshWork
 from gnatswarm.broker.parser cimport Token
 from gnatswarm.broker.peer cimport HOLD_MOVE, HOLD_STALL, Peer
-from gnatswarm.broker.reroutes cimport Sent, read_sent
+from gnatswarm.broker.reroutes cimport OriginLink, Sent, read_sent
 from gnatswarm.broker.subject cimport SUBJECT_BAD, subject_kind
 from gnatswarm.broker.sublist cimport MOST_MATCHING, Sublist, match_steps
 from gnatswarm.broker.table cimport slot_item, table_find
@@ -62,6 +62,11 @@ cdef enum:
     LOOKED_AT = 8
     # … as members that are only counted do.
     COUNTED = 8
+
+
+# Above the numbers of queue messages that are sent on, and below those of other servers' waits, for which PINGs wait too.
+cdef uint64_t FIRST_NUMBER = <uint64_t>3 << 61
+cdef uint64_t last_number = 0
 
 
 cdef list subs_of(ClientConnection client):
@@ -665,6 +670,12 @@ cdef class Dropping(Chore):
 cdef class Arriving(Batch):
     """At the new shard."""
 
+    def __cinit__(self):
+        global last_number
+        last_number += 1
+        self.number = FIRST_NUMBER + last_number
+        self.pinging = []
+
     def __dealloc__(self):
         free(self.bounded)
 
@@ -805,9 +816,18 @@ cdef class Arriving(Batch):
         self.set_takes(~<uint64_t>0)
         self.phase = PHASE_ENDING
         self.at = 0
+        self.send_pongs()
         self.moves.close_mark((self.old, self.id))
         self.count_next(self.moves.slice_subs * COUNTED)
         return self.moves.begin_work(self) if self.phase == PHASE_ENDING else 0
+
+    cdef int send_pongs(self) except -1:
+        """PINGs have waited for the last mark (see await_marks())."""
+        pinging, self.pinging = self.pinging, []
+        for link in pinging:
+            if not (<OriginLink>link).is_closing:
+                (<OriginLink>link).on_settled(self.number)
+        return 0
 
     cdef int count_next(self, uint32_t most) except -1:
         """Count so many of their members of queue groups; behind the last of all, say so."""
@@ -979,6 +999,7 @@ cdef class Arriving(Batch):
         elif in_doubt and moves.mesh.up >> self.old & 1:
             moves.send(self.old, b"MOVED %d %d 0 %d\r\n%b\r\n" % (self.old, self.id, len(words), words))
         self.phase = PHASE_OVER
+        self.send_pongs()
         moves.arriving.pop((self.old, self.id), None)
         for cid, client in list(self.clients.items()):
             moves.leave(<ClientConnection>client)
@@ -1627,6 +1648,22 @@ cdef class Moves:
             arriving.marked |= <uint64_t>1 << shard
             arriving.set_takes(arriving.marked)
             arriving.look_whether_marked()
+
+    def await_marks(self, OriginLink link not None) -> list:
+        """A sibling's PING is here. The numbers of moves to here that this sibling has marked, and others have not.
+
+        What it sent behind its mark is detached; what others send to the old shard, before their marks, reaches the
+        client before that. So nobody may hear yet that we have it: the PONG waits until on_settled() of the link was
+        told each of these numbers.
+        """
+        cdef Arriving arriving
+        cdef list found = []
+        for item in self.arriving.values():
+            arriving = <Arriving>item
+            if arriving.phase == PHASE_MARKING and arriving.marked >> link.shard & 1:
+                arriving.pinging.append(link)
+                found.append(arriving.number)
+        return found
 
     def on_moved(self, int shard, int old, uint64_t id, bint is_counted, bytes words not None):
         """MOVED, of the old shard or of the new one."""

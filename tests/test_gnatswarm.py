@@ -333,6 +333,7 @@ def test_disconnects_the_clients_that_came_after_a_moment(form):
 def test_what_a_client_over_its_limit_had_sent_before_it_closed_is_heard_though_the_broker_ends(form, tmp_path: Path):
     config = tmp_path / "c.conf"
     config.write_text(
+        "listen: '127.0.0.1:-1'\n"
         "accounts { A: { users: [ { user: a, password: a, publish_limits: { messages: 2, burst: 1s, stall: 0s } }\n"
         "  { user: b, password: b } ] } }\n"
     )

@@ -951,6 +951,51 @@ def test_what_comes_behind_one_mark_and_before_the_last_is_detached(moving):
     mesh.close()
 
 
+@pytest.mark.parametrize("unmarked", [OLD, 3], ids=["the old shard", "another one"])
+def test_what_is_published_behind_a_pong_comes_behind_what_that_acknowledged(unmarked):
+    """Also where the publisher's shard has marked the move, and that of the next one has not heard of it yet."""
+    moving = Moving(4)
+    mesh = moving.mesh
+    client, far, late = mesh.clients[0], mesh.clients[2 * THIRD], mesh.clients[2 * unmarked + 1]
+    client.feed(b"SUB a 1\r\n")
+    mesh.settle()
+    far.take()
+    late.take()
+    moving.begin(client)
+    mesh.carry_all(*UNTIL_ALL_HAVE_ANSWERED, (NEW, 3), (3, NEW), (NEW, THIRD))  # the third shard has read MARKQ
+    published(far, "1")
+    far.feed(b"PING\r\n")
+    mesh.settle_but((NEW, unmarked))
+    assert far.take() == b"", "a PONG, and not all have marked"
+    published(late, "2")
+    mesh.settle()
+    assert far.take() == b"PONG\r\n"
+    published(late, "3")
+    mesh.settle()
+    moving.deliver()
+    assert [one for one in payloads(client) if one != "2"] == ["1", "3"]
+    mesh.close()
+
+
+@pytest.mark.parametrize("dead", [3, OLD], ids=["one that has not marked", "the old one"])
+def test_a_pong_that_waits_for_marks_comes_when_a_shard_dies(dead):
+    moving = Moving(4)
+    mesh = moving.mesh
+    client, far = mesh.clients[0], mesh.clients[2 * THIRD]
+    client.feed(b"SUB a 1\r\n")
+    mesh.settle()
+    far.take()
+    moving.begin(client)
+    mesh.carry_all(*UNTIL_ALL_HAVE_ANSWERED, (NEW, 3), (3, NEW), (NEW, THIRD))  # the third shard has read MARKQ
+    published(far, "1")
+    far.feed(b"PING\r\n")
+    mesh.settle_but((NEW, dead))
+    assert far.take() == b""
+    mesh.kill(dead)
+    mesh.settle()
+    assert far.take() == b"PONG\r\n"
+
+
 def test_a_max_that_both_shards_reach_together_ends_the_subscription(moving):
     mesh = moving.mesh
     client, other, near = mesh.clients[:3]
@@ -1213,7 +1258,7 @@ def members_known(moving: Moving, shard: int) -> list[int]:
 
 
 def test_a_member_that_goes_before_the_last_mark_is_counted_with_the_others_first(moving):
-    """Its new shard hears that it has gone while a third one's mark is on its way."""
+    """It goes while a third shard's mark is on its way to the new one."""
     mesh = moving.mesh
     client = mesh.clients[0]
     client.feed(b"SUB a q 1\r\n")
@@ -1221,11 +1266,10 @@ def test_a_member_that_goes_before_the_last_mark_is_counted_with_the_others_firs
     moving.begin(client)
     mesh.carry_all((OLD, NEW), (NEW, OLD), (NEW, THIRD), (THIRD, NEW), (OLD, NEW))  # the new shard asks for marks
     client.close()
-    others = [pair for pair in mesh.ends if pair != (THIRD, NEW)]
-    while sum(mesh.carry(a, b, 1 << 30) for a, b in others):
-        pass
-    assert moving.hosts[OLD].ends == [""], "it has not been handed over"
+    mesh.settle_but((THIRD, NEW))
+    assert moving.hosts[OLD].ends == [], "the new shard has answered, and has not all marks"
     mesh.settle()
+    assert moving.hosts[OLD].ends == [""], "it has not been handed over"
     assert moving.hosts[NEW].lost_cids == [client.connection.cid]
     assert members_known(moving, THIRD) == [0, 0]
     assert all(engine.probe.moves.is_idle for engine in mesh.engines.values())

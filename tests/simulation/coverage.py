@@ -96,7 +96,6 @@ SITUATIONS = {
     "connections handed over": "handed over",
     "moves at once, of several shards": "moves at once",
     "a link breaks with a client on its way": "link breaks with a client on its way",
-    "… and the client is lost": "link to its new shard breaks with a third one's mark",
     "member of a queue group moves": "member moves",
     "subscription with a max moves": "max moves",
     "slow client moves": "slow client moves",

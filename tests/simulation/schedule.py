@@ -185,6 +185,14 @@ LIMITED_PATTERNS = (
     "settle retire tell pass hand kill tell pass come hand carry pass bring come settle come",
     "settle go go come come come hop carry come carry hand come bring come",
 )
+# One shard hears late that a client moves, and what others publish meanwhile is acknowledged: drawn apart.
+LAGGING = (
+    "sub 1 settle hop 1 hand lag 2 hand lag 2 hand lag 2 lag 2 pub 2 ping 2 lag 2 lag 2 pub pub carry settle",
+    "gather settle hop 1 hand lag 2 hand lag 2 lag 2 hand lag 2 pub 2 ping 2 lag 2 pub lag 2 pub settle",
+    "sub 1 settle hop 1 bring lag 2 bring pub 2 ping 2 lag 2 lag 2 volley lag 2 ping 2 pub carry settle",
+    "sub 1 settle hop 1 hand lag 2 hand hand lag 2 hand hand hand lag 2 volley ping lag 2 pub pub pub hand settle",
+)
+SHARE_LAGGING = 0.3
 # Clients that come say more in the same write as CONNECT, and PING before it, in pieces of any size: drawn apart, of
 # all worlds.
 EAGER = "eager"
@@ -494,6 +502,9 @@ def drawn(seed: int) -> Schedule:
     if schedule.has(RATED):
         rng = random.Random(f"rated patterns {seed}")
         schedule = replace(schedule, steps=with_some(rng, schedule.steps, list(RATED_PATTERNS)))
+    rng = random.Random(f"lagging {seed}")
+    if rng.random() < SHARE_LAGGING:
+        schedule = replace(schedule, steps=with_some(rng, schedule.steps, list(LAGGING)))
     return schedule
 
 
@@ -746,7 +757,7 @@ def parsed(text: str) -> Schedule:
             - set(PATTERN_STEPS)
             - set(ROUTER_STEPS)
             - set(SERVER_STEPS)
-            - {"reload", "connect", "ask", "odd", "exceed", "grow", "tear", "bereave", "drip", RESET}
+            - {"reload", "connect", "ask", "odd", "exceed", "grow", "tear", "bereave", "drip", "lag", RESET}
         )
         unknown |= set(features) - set(FEATURES) - set(LATER_FEATURES) - {*SERVER_FEATURES, *APART}
         if unknown:

@@ -159,6 +159,7 @@ class Person:
     moved_at: int = NEVER  # the step at which its last move began
     detached_to: int = 0  # bytes queued for it when that was over
     rate: Allowance | None = None  # what it may publish
+    newest: Message | None = None  # of what it was sent, the one that was published last
     detached_pending: int = 0  # of those, how many its new shard had not sent, if it is to be closed for them
     socket: ProbeSocket = field(init=False)
     sight: Sight = field(default_factory=Sight)  # what we have looked at of what it was sent
@@ -708,11 +709,22 @@ class World:
         message.nobody_at = self.now
         self.seen["503"] += 1
 
+    def check_overtaken(self, person: Person, sub: Subscription, message: Message) -> None:
+        """Check that nothing that was published behind a message's PONG has come before it (but to queue groups)."""
+        newest = person.newest
+        if sub.queue or message.is_outside or message.at == NEVER:
+            return
+        if newest is None or newest.at <= message.at:
+            person.newest = message
+        else:
+            assert newest.at <= message.acked_at, f"client {person.number} got {newest} before {message}, on {sub}"
+
     def on_message(
         self, person: Person, sub: Subscription, end: int, number: int, subject: bytes, reply: bytes
     ) -> None:
         message = self.messages[number]
         assert number not in sub.got, f"{sub}: {message} twice"
+        self.check_overtaken(person, sub, message)
         # What was detached at its new shard counted as delivered there.
         sub.got[number] = self.now
         if end <= person.detached_to and message.at != NEVER:  # (its publisher is looked at later)
@@ -1770,17 +1782,10 @@ class World:
         self.sever(near or ends, step)
 
     def do_tear(self, step: Step) -> None:
-        """A link breaks while a client is on its way from one shard to another, and both of its ends notice.
-
-        The link between these two; or, with the mark of a third shard, that to the new one, which does not know then
-        what the client is to get there, and closes it.
-        """
-        is_of_third = step.which % 2 == 1
+        """The link between two shards breaks while a client is on its way from one to the other, and both notice."""
         for _ in range(60):
             ways = [way for way, words in self.swarm.words.items() if any(one.client is not None for one in words)]
             busy = self.swarm.busy_ends()
-            if is_of_third:
-                busy = [end for end in busy if not self.has_mark_of_third(end)]
             if ways or not (busy or self.swarm.words):
                 break
             if busy:
@@ -1791,26 +1796,14 @@ class World:
         if not ways:
             return
         way = ways[step.who % len(ways)]
-        if is_of_third:
-            ends = [one for one in self.open_ends() if one.other.process is way[1] and self.has_mark_of_third(one)]
-        else:
-            ends = [one for one in self.open_ends() if (one.process, one.other.process) == way]
+        ends = [one for one in self.open_ends() if (one.process, one.other.process) == way]
         if ends:
             self.sever(ends[:1], step)
             for end in (ends[0], ends[0].other):
                 if end.other.is_open:
                     self.swarm.carry(end, ALL)
             self.look()
-            self.seen["link breaks with a client on its way"] += not is_of_third
-            self.seen["link to its new shard breaks with a third one's mark"] += is_of_third
-
-    def has_mark_of_third(self, end: End) -> bool:
-        """Whether a shard's mark for somebody else's move is on its way to that move's new shard."""
-        if end.socket is None:
-            return False
-        marks = re.findall(rb"(?:^|\r\n)MARK (\d+) ", end.socket.queued_from(end.carried))
-        there = end.other.process.number
-        return any(int(old) not in (end.process.number, there) for old in marks)
+            self.seen["link breaks with a client on its way"] += 1
 
     def do_bereave(self, step: Step) -> None:
         """A shard dies, and a sibling whose link rests on what it has sent hears at once that it is not listed."""
@@ -2130,6 +2123,16 @@ class World:
         for end in self.swarm.busy_ends():
             if end.other.is_open:
                 self.swarm.carry(end, ALL)
+
+    def do_lag(self, step: Step) -> None:
+        """What is on its way between shards arrives, but over one link."""
+        ends = self.open_ends()
+        late = ends[step.who % len(ends)] if ends else None
+        for _ in range(1 + step.much % 4):
+            for end in self.swarm.busy_ends():
+                if end.other.is_open and end is not late:
+                    self.swarm.carry(end, ALL)
+            self.look()
 
     def do_quit(self, step: Step) -> None:
         """The users of all members of the cluster unsubscribe from everything."""
@@ -2550,6 +2553,7 @@ ALONE: dict[str, Callable[[World, Step], None]] = {
     "flood": World.do_flood,
     "quit": World.do_quit,
     "within": World.do_within,
+    "lag": World.do_lag,
     "reach": World.do_reach,
     "over": World.do_over,
     "serve": World.do_serve,
