@@ -293,6 +293,16 @@ class _Endpoint:
             capture.close()
         self._captures.clear()
 
+    def _captures_now(self) -> set[Capture]:
+        return set(self._captures)
+
+    def _close_captures_since(self, before: set[Capture]) -> None:
+        """Close those that were not there then."""
+        for capture in [one for one in self._captures if one not in before]:
+            capture.close()
+            with contextlib.suppress(ValueError):  # the broker has been stopped, or another thread was first
+                self._captures.remove(capture)
+
     async def aclose_captures(self) -> None:
         """close_captures(), awaited."""
         await on_thread(self.close_captures)
