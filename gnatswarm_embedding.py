@@ -421,10 +421,13 @@ class Broker(_Endpoint):
             listener_groups, self._listener_groups = self._listener_groups, None
             if shard is None:
                 return
-            shard.close()
-            if listener_groups is not None:
-                listener_groups.close()
-            shard.page.close()
+            try:
+                shard.close()
+            finally:
+                if listener_groups is not None:
+                    listener_groups.close()
+                if shard.has_ended:  # else it may still count there
+                    shard.page.close()
         if shard.failure:
             raise BrokerFailed(f"the broker had ended: {shard.failure}")
 
