@@ -163,8 +163,8 @@ class Capture:
         except OSError as error:
             raise CaptureError(f"cannot connect to {login.host}:{login.port}: {error}") from None
         self._thread = threading.Thread(target=self._read, name=f"capture {subject}", daemon=True)
-        self._thread.start()
         try:
+            self._thread.start()
             self.settle()
         except BaseException:
             self.close()
@@ -321,7 +321,8 @@ class Capture:
     def close(self) -> None:
         """Unsubscribe. Messages can still be read afterwards, but settle() fails."""
         self._begin_close()
-        self._thread.join(DEADLINE_S)
+        with contextlib.suppress(RuntimeError):  # interrupted while it starts, it ends as soon as it has
+            self._thread.join(DEADLINE_S)
 
     @property
     def is_closed(self) -> bool:

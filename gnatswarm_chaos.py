@@ -412,10 +412,9 @@ class Chaos:
         pumps = (publish, deliver)
         try:
             await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
-            if publish.done() and not to_there.is_closing():
-                await asyncio.gather(*late["publish"])
-            if deliver.done() and not writer.is_closing():
-                await asyncio.gather(*late["deliver"])
+            if publish.done() and publish.exception() is None and publish.result():
+                await asyncio.wait([deliver])  # the client says no more, and may still read
+            await self._all_come(late["deliver"], writer)
         finally:
             for pump in pumps:
                 pump.cancel()
@@ -431,7 +430,9 @@ class Chaos:
         number: int,
         way: str,
         late: set[asyncio.Task[None]],
-    ) -> None:
+    ) -> bool:
+        """Whether it has passed on everything until the sender's end of stream, and the end itself."""
+        has_ended = False
         frames = _Frames()
         seen: dict[Fault, int] = {}
         assert self._loop is not None
@@ -447,6 +448,18 @@ class Chaos:
                         task.add_done_callback(late.discard)
                         continue
                     await self._write(writer, frame)
+            if rest := frames.rest():
+                await self._write(writer, rest)
+            has_ended = True
+        await self._all_come(late, writer)
+        if has_ended:
+            with contextlib.suppress(OSError):  # the receiver has gone meanwhile
+                writer.write_eof()
+        return has_ended
+
+    async def _all_come(self, late: set[asyncio.Task[None]], writer: asyncio.StreamWriter) -> None:
+        if late and not writer.is_closing():
+            await asyncio.wait(late)
 
     async def _write(self, writer: asyncio.StreamWriter, frame: bytes) -> None:
         await self._may_flow()
@@ -562,14 +575,18 @@ class _Frames:
     """A stream of the protocol, in whole operations; as it is, once it is not understood (TLS, WebSocket)."""
 
     def __init__(self) -> None:
-        self._kept = b""
+        self._kept: list[bytes] = []  # the beginning of an operation
+        self._missing = 0  # bytes of its payload that have not come
         self._has_begun = False
         self._is_opaque = False
 
     def feed(self, data: bytes) -> Iterator[tuple[str, bytes]]:
         """(subject of a message or "", its bytes) of what is complete."""
-        data = self._kept + data
-        self._kept = b""
+        self._kept.append(data)
+        if len(data) < self._missing:  # a large message is joined once, when it is whole
+            self._missing -= len(data)
+            return
+        data = self.rest()
         is_upgrade = not self._has_begun and data.startswith((b"GET ", b"HTTP/"))
         if self._is_opaque or is_upgrade or data[0] == TLS_RECORD:
             self._is_opaque = True
@@ -587,12 +604,20 @@ class _Frames:
                 size += int(words[-1]) + 2
                 subject = words[1].decode("utf-8", "replace")
                 if len(data) - at < size:
+                    self._missing = size - (len(data) - at)
                     break
             self._has_begun = True
             frame = data[at : at + size]
             yield subject, _without_other_urls(frame) if words and words[0].upper() == b"INFO" else frame
             at += size
-        self._kept = data[at:]
+        if at < len(data):
+            self._kept = [data[at:]]
+
+    def rest(self) -> bytes:
+        """What has come of an operation that is not whole, which is then no longer kept."""
+        rest = b"".join(self._kept)
+        self._kept, self._missing = [], 0
+        return rest
 
 
 def _without_other_urls(info: bytes) -> bytes:

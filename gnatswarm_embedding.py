@@ -293,6 +293,16 @@ class _Endpoint:
             capture.close()
         self._captures.clear()
 
+    def _captures_now(self) -> set[Capture]:
+        return set(self._captures)
+
+    def _close_captures_since(self, before: set[Capture]) -> None:
+        """Close those that were not there then."""
+        for capture in [one for one in self._captures if one not in before]:
+            capture.close()
+            with contextlib.suppress(ValueError):  # the broker has been stopped, or another thread was first
+                self._captures.remove(capture)
+
     async def aclose_captures(self) -> None:
         """close_captures(), awaited."""
         await on_thread(self.close_captures)
@@ -411,10 +421,13 @@ class Broker(_Endpoint):
             listener_groups, self._listener_groups = self._listener_groups, None
             if shard is None:
                 return
-            shard.close()
-            if listener_groups is not None:
-                listener_groups.close()
-            shard.page.close()
+            try:
+                shard.close()
+            finally:
+                if listener_groups is not None:
+                    listener_groups.close()
+                if shard.has_ended:  # else it may still count there
+                    shard.page.close()
         if shard.failure:
             raise BrokerFailed(f"the broker had ended: {shard.failure}")
 

@@ -83,7 +83,7 @@ _DEFAULTS: dict[str, object] = {"shards": 1, "debug": True}
 
 _used = pytest.StashKey[list[tuple["api.AnyBroker", int]]]()
 _chaos = pytest.StashKey["api.Chaos"]()
-_external_one = pytest.StashKey["api.AnyBroker"]()
+_external_one = pytest.StashKey["api.ExternalBroker"]()
 _pool = pytest.StashKey["_Pool"]()
 
 
@@ -190,9 +190,10 @@ def gnatswarm(request: pytest.FixtureRequest, gnatswarm_options: dict[str, objec
     if external is None:
         yield from _lend(request, gnatswarm_options)
     else:
+        captures = external._captures_now()
         yield external
         with _failing():
-            external.close_captures()
+            external._close_captures_since(captures)
 
 
 @pytest.fixture
@@ -355,7 +356,7 @@ class _Pool:
         self._kept.clear()
 
 
-def _external(config: pytest.Config) -> api.AnyBroker | None:
+def _external(config: pytest.Config) -> api.ExternalBroker | None:
     """The running server that --gnatswarm-url or GNATSWARM_URL names, once it answers; None: no name."""
     url = config.getoption("--gnatswarm-url") or os.environ.get("GNATSWARM_URL", "")
     if not url:
@@ -371,7 +372,8 @@ def _external(config: pytest.Config) -> api.AnyBroker | None:
             problem = str(error)
         if broker is None:
             pytest.fail(f"--gnatswarm-url: {problem}", pytrace=False)
-    return _started(broker)
+    _started(broker)
+    return broker
 
 
 def _pool_of(config: pytest.Config) -> _Pool:
@@ -462,11 +464,11 @@ def _lend(request: pytest.FixtureRequest, base: dict[str, object], **own: object
                 raise
             _started(broker)
             shards, moment = broker.shard_count(), broker.next_client_id()
-        options, starts = broker.options, broker.starts
+        options, starts, captures = broker.options, broker.starts, broker._captures_now()
     yield broker
     with _failing():
         try:
-            broker.close_captures()
+            broker._close_captures_since(captures)
             if broker.options != options:
                 broker._undo_changes()
             if not broker.is_running:

@@ -107,6 +107,11 @@ class EmbeddedShard:
         """The error that ended it early; "": there was none."""
         return self._thread.failure
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing of it is left."""
+        return self._shard is None
+
     def reload(self, options: Options) -> None:
         """Apply new options; those that cannot change at run time must have their old values."""
         done = threading.Event()
@@ -190,7 +195,14 @@ class _SharedThread:
         self.failure = ""
         # A daemon thread: a program that forgets to stop its broker can still exit; atexit then stops the broker.
         self._thread = threading.Thread(target=self._run, name="gnatswarm", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:  # the program may have no more threads
+            self._loop.close()
+            raise
+        except BaseException:  # interrupted: it runs, or is about to
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            raise
 
     @classmethod
     def join_in(cls, shard: EmbeddedShard) -> _SharedThread:
@@ -215,11 +227,13 @@ class _SharedThread:
             until_s = time.monotonic() + CALL_DEADLINE_S
             while not self.failure and self.call(shard.is_unheard) and time.monotonic() < until_s:
                 time.sleep(LOOK_AGAIN_S)
-            self.call(shard.end)
-        finally:
-            if is_last:
-                self._loop.call_soon_threadsafe(self._loop.stop)
-                self._thread.join(CALL_DEADLINE_S)
+        finally:  # also where the program is interrupted meanwhile
+            try:
+                self.call(shard.end)
+            finally:
+                if is_last:
+                    self._loop.call_soon_threadsafe(self._loop.stop)
+                    self._thread.join(CALL_DEADLINE_S)
 
     def call(self, work: Callable[[], Result]) -> Result:
         """Call `work` on the thread, wait for it, and return its result or raise its exception."""

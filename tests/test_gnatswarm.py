@@ -22,6 +22,7 @@ import uvloop
 
 import gnatswarm
 from gnatswarm.shards.boundary import linkdir
+from gnatswarm.shards.embedded import EmbeddedShard
 from tests.support.authority import Authority
 from tests.support.servers import session_pids, wait_pids_gone, wait_until
 
@@ -432,6 +433,44 @@ def test_what_cannot_happen_ends_it_and_is_said(caplog: pytest.LogCaptureFixture
         publish(broker, "a")
     with gnatswarm.Broker() as another:
         publish(another, "a")
+
+
+def test_an_interrupted_stop_leaves_no_broker(monkeypatch: pytest.MonkeyPatch):
+    """Ctrl-C while clients are heard out: the port was kept, by a thread that nobody could end any more."""
+
+    def interrupted(_shard: EmbeddedShard) -> bool:
+        raise KeyboardInterrupt
+
+    broker = gnatswarm.Broker().start()
+    monkeypatch.setattr(EmbeddedShard, "is_unheard", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        broker.stop()
+    assert not broker.is_running
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", broker.port))
+    assert not any(thread.name == "gnatswarm" for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("name", ["gnatswarm", "capture a"])
+def test_a_thread_whose_start_is_interrupted_ends(monkeypatch: pytest.MonkeyPatch, name: str):
+    """Ctrl-C while a thread begins, which takes its time on a busy machine."""
+    begun: list[threading.Thread] = []
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        if thread.name == name:
+            begun.append(thread)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    broker = gnatswarm.Broker()
+    with pytest.raises(KeyboardInterrupt):
+        broker.start().capture("a")
+    begun[0].join(5)
+    is_there = begun[0].is_alive()
+    broker.stop()
+    assert not is_there
 
 
 def test_a_forked_child_has_none_and_can_have_its_own():

@@ -57,6 +57,18 @@ def test_websocket_goes_on_as_it_comes(head: bytes, cut: int):
         assert list(frames.feed(frame)) == [("", frame)]
 
 
+def test_a_large_message_is_joined_once():
+    """Joined anew with every piece, one of 48 MB took half a minute, in which the broker took its client for dead."""
+    found: list[tuple[str, bytes]] = []
+    piece, frames = bytes(1000), _Frames()
+    list(frames.feed(b"PUB a 8000000\r\n"))
+    for _ in range(8000):
+        found += frames.feed(piece)
+        assert sum(len(one) for one in frames._kept[:1]) < 2000
+    found += frames.feed(b"\r\nPING\r\n")
+    assert [(subject, len(frame)) for subject, frame in found] == [("a", 15 + 8_000_000 + 2), ("", 6)]
+
+
 def test_patterns_are_those_of_subscriptions():
     assert _matches("a.*", "a.b") and _matches(">", "a") and _matches("a.>", "a.b.c") and _matches("a", "a")
     assert not _matches("a.>", "a") and not _matches("a.*", "a.b.c") and not _matches("a.b", "a")
@@ -148,6 +160,30 @@ async def test_what_is_delayed_comes_though_the_server_has_closed():
         assert [one.payload for one in await client.messages(1)] == [b"1"]
         await client.wait_closed()
         client.close()
+
+
+async def test_a_client_that_says_no_more_hears_the_rest(broker: gnatswarm.Broker):
+    """What a client sends before it closes its half is answered through the proxy as it is without."""
+    with gnatswarm.Chaos(broker.url) as chaos:
+        for _ in range(5):
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(chaos.url.rpartition(":")[2]))
+            writer.write(b'CONNECT {"verbose":false}\r\nSUB a 1\r\nPUB a 2\r\nhi\r\nPING\r\n')
+            writer.write_eof()
+            heard = await asyncio.wait_for(reader.read(), 10)
+            writer.close()
+            assert heard.endswith(b"MSG a 1 2\r\nhi\r\nPONG\r\n")
+
+
+async def test_the_beginning_of_an_operation_comes_before_the_end_of_the_stream():
+    async def cut_off(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"PING\r\nMSG a 1 5\r\nhe")
+        writer.close()
+
+    async with await asyncio.start_server(cut_off, "127.0.0.1", 0) as server:
+        with gnatswarm.Chaos(f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}") as chaos:
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(chaos.url.rpartition(":")[2]))
+            assert await asyncio.wait_for(reader.read(), 10) == b"PING\r\nMSG a 1 5\r\nhe"
+            writer.close()
 
 
 async def test_what_is_delayed_waits_for_the_end_of_a_stall(broker: gnatswarm.Broker):

@@ -129,6 +129,27 @@ def test_it_hears(app, gnatswarm, n):
     run(pytester, text).assert_outcomes(passed=3)
 
 
+def test_captures_of_longer_lived_fixtures_stay(pytester: pytest.Pytester):
+    text = publishing("""
+@pytest.fixture(scope="session")
+def everything(gnatswarm_session):
+    return gnatswarm_session.capture(">")
+
+of_tests = []
+
+@pytest.mark.parametrize("n", range(3))
+def test_it_collects(everything, gnatswarm, n):
+    assert all(captured.is_closed for captured in of_tests)
+    of_tests.append(gnatswarm.capture("work"))
+    publish(gnatswarm, "work")
+    everything.settle()
+    assert len(everything) == n + 1
+    if n == 1:
+        gnatswarm.restart()
+""")
+    run(pytester, text).assert_outcomes(passed=3)
+
+
 def test_a_restart_and_a_killed_shard_are_survived(pytester: pytest.Pytester):
     text = publishing("""
 def test_restart(gnatswarm):

@@ -7,6 +7,7 @@ the name `nats-server`, because scripts expect its standard output to be empty.
 from __future__ import annotations
 
 import os
+import select
 import shlex
 import sys
 from collections.abc import Sequence
@@ -86,9 +87,12 @@ def _nearby(path: str) -> str:
 
 
 def show(text: str) -> None:
-    """Write the text to standard output; if that is closed, the broker serves all the same."""
+    """Write the text to standard output; if that is closed, or takes nothing now, the broker serves all the same."""
     try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    except (OSError, ValueError, AttributeError):
+        output = select.poll()
+        output.register(sys.stdout, select.POLLOUT)
+        if output.poll(0):  # a pipe that is full, or a terminal after ^S, would stop the router
+            sys.stdout.write(text)
+            sys.stdout.flush()
+    except (OSError, ValueError, AttributeError, TypeError):
         return

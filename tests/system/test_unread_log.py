@@ -85,6 +85,37 @@ async def test_a_log_that_nobody_reads_stops_nobody(unread: Unread) -> None:
     assert unread.process.wait(20) in (0, 1)
 
 
+@pytest.fixture
+def port_with_full_output(tmp_path: Path) -> Iterator[int]:
+    """Of a broker whose standard output is a pipe that takes no more."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    for size in (65536, 1):
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(writing, bytes(size))
+    os.set_blocking(writing, True)
+    log = tmp_path / "log"
+    words = [*KINDS["gnatswarm-2"].command(), "-a", "127.0.0.1", "-p", "-1"]
+    with log.open("wb") as file, subprocess.Popen(words, stdout=writing, stderr=file) as process:
+        try:
+            wait_until(lambda: READY in log.read_text())
+            found = re.search(LISTENING, log.read_text())
+            assert found is not None
+            yield int(found[1])
+        finally:
+            process.kill()
+            os.close(reading)
+            os.close(writing)
+
+
+async def test_a_standard_output_that_is_full_stops_nobody(port_with_full_output: int) -> None:
+    """A broker whose output goes with its log to a pager writes there again when its router is replaced."""
+    client = await Client.connect(port_with_full_output, None)
+    await client.talk("PING\r\n", expect_last="PONG\r\n")
+    client.close()
+
+
 async def test_a_reload_loses_nothing_of_what_waits(tmp_path: Path) -> None:
     """Also where it changes what is logged."""
     file = tmp_path / "broker.conf"
