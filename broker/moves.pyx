@@ -64,7 +64,7 @@ cdef enum:
     COUNTED = 8
 
 
-# Above the numbers of queue messages that are sent on, and below those of other servers' waits, for which PINGs wait too.
+# Above the numbers of queue messages that are sent on, below those of other servers' waits: PINGs wait for all three.
 cdef uint64_t FIRST_NUMBER = <uint64_t>3 << 61
 cdef uint64_t last_number = 0
 
