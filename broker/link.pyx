@@ -28,6 +28,7 @@ from gnatswarm.broker.routewire cimport (
     parse_route_op)
 from gnatswarm.broker.subject cimport SUBJECT_BAD, SUBJECT_WILDCARD, subject_kind
 from gnatswarm.broker.sublist cimport MOST_MATCHING, PREFIX_BYTES, count_steps, match_steps
+from gnatswarm.broker.moves cimport Moves
 from gnatswarm.broker.table cimport MOST_KEY_BYTES
 from gnatswarm.broker.fanout cimport (
     MOST_DELIVERED, ORIGIN_SIBLING, ORIGIN_SIBLING_ACCOUNT, PLAINLY, Onward, Outcome, Publish, no_outcome)
@@ -730,8 +731,8 @@ cdef class SiblingLink(OriginLink):
             self.reroutes.on_step()   # (our PONG waits for what waits for that)
         if unlikely(self.fanout.onward is not None) and self.heard_ping:
             wait = self.fanout.onward.await_servers(self)
-        if self.mesh.moves is not None:
-            marks = self.mesh.moves.await_marks(self)
+        if unlikely(self.mesh.moves is not None and bool((<Moves>self.mesh.moves).arriving)):
+            marks = (<Moves>self.mesh.moves).await_marks(self)
         if self.orphans or wait or marks or self.pings_due:
             ids = set(self.orphans)
             if marks:

@@ -19,7 +19,7 @@ from gnatswarm.broker.connection cimport ClientConnection
 from gnatswarm.broker.fence cimport FencedBatch, MeshFence
 from gnatswarm.broker.interest cimport GroupShift, ShiftState, Sub
 from gnatswarm.broker.mesh cimport Mesh
-from gnatswarm.broker.reroutes cimport Reroutes
+from gnatswarm.broker.reroutes cimport OriginLink, Reroutes
 from gnatswarm.broker.sublist cimport Sublist
 
 cdef enum Phase:
@@ -223,6 +223,7 @@ cdef class Moves:
     cdef int do_or_put_off(self, Chore chore) except -1
     cdef int end_side(self, Mark mark, uint32_t *cursor, int shard, int sign, bint is_counted) except -1
     cdef Mark mark_of(self, int old, int new, uint64_t id)
+    cdef list await_marks(self, OriginLink link)
     cdef Mark mark(self, int old, int new, uint64_t id)
     cdef int stage(self, int old, int new, uint64_t id, tuple shifts) except -1
     cdef int close_own(self, tuple key) except -1

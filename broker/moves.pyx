@@ -1649,7 +1649,7 @@ cdef class Moves:
             arriving.set_takes(arriving.marked)
             arriving.look_whether_marked()
 
-    def await_marks(self, OriginLink link not None) -> list:
+    cdef list await_marks(self, OriginLink link):
         """A sibling's PING is here. The numbers of moves to here that this sibling has marked, and others have not.
 
         What it sent behind its mark is detached; what others send to the old shard, before their marks, reaches the
