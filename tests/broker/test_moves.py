@@ -951,21 +951,31 @@ def test_what_comes_behind_one_mark_and_before_the_last_is_detached(moving):
     mesh.close()
 
 
+def published_behind_a_mark(moving: Moving, late: int) -> tuple[EngineClient, EngineClient]:
+    """(the subscriber, who moves; a publisher on a shard that has marked that, with a PING behind its message).
+
+    Everything else has arrived, but what the new shard says to the late one of four.
+    """
+    mesh = moving.mesh
+    client, far = mesh.clients[0], mesh.clients[2 * THIRD]
+    client.feed(b"SUB a 1\r\n")
+    mesh.settle()
+    far.take()
+    moving.begin(client)
+    mesh.carry_all(*UNTIL_ALL_HAVE_ANSWERED, (NEW, 3), (3, NEW), (NEW, THIRD))  # the third shard has read MARKQ
+    published(far, "1")
+    far.feed(b"PING\r\n")
+    mesh.settle_but((NEW, late))
+    return client, far
+
+
 @pytest.mark.parametrize("unmarked", [OLD, 3], ids=["the old shard", "another one"])
 def test_what_is_published_behind_a_pong_comes_behind_what_that_acknowledged(unmarked):
     """Also where the publisher's shard has marked the move, and that of the next one has not heard of it yet."""
     moving = Moving(4)
     mesh = moving.mesh
-    client, far, late = mesh.clients[0], mesh.clients[2 * THIRD], mesh.clients[2 * unmarked + 1]
-    client.feed(b"SUB a 1\r\n")
-    mesh.settle()
-    far.take()
-    late.take()
-    moving.begin(client)
-    mesh.carry_all(*UNTIL_ALL_HAVE_ANSWERED, (NEW, 3), (3, NEW), (NEW, THIRD))  # the third shard has read MARKQ
-    published(far, "1")
-    far.feed(b"PING\r\n")
-    mesh.settle_but((NEW, unmarked))
+    client, far = published_behind_a_mark(moving, unmarked)
+    late = mesh.clients[2 * unmarked + 1]
     assert far.take() == b"", "a PONG, and not all have marked"
     published(late, "2")
     mesh.settle()
@@ -980,19 +990,10 @@ def test_what_is_published_behind_a_pong_comes_behind_what_that_acknowledged(unm
 @pytest.mark.parametrize("dead", [3, OLD], ids=["one that has not marked", "the old one"])
 def test_a_pong_that_waits_for_marks_comes_when_a_shard_dies(dead):
     moving = Moving(4)
-    mesh = moving.mesh
-    client, far = mesh.clients[0], mesh.clients[2 * THIRD]
-    client.feed(b"SUB a 1\r\n")
-    mesh.settle()
-    far.take()
-    moving.begin(client)
-    mesh.carry_all(*UNTIL_ALL_HAVE_ANSWERED, (NEW, 3), (3, NEW), (NEW, THIRD))  # the third shard has read MARKQ
-    published(far, "1")
-    far.feed(b"PING\r\n")
-    mesh.settle_but((NEW, dead))
+    _client, far = published_behind_a_mark(moving, dead)
     assert far.take() == b""
-    mesh.kill(dead)
-    mesh.settle()
+    moving.mesh.kill(dead)
+    moving.mesh.settle()
     assert far.take() == b"PONG\r\n"
 
 
