@@ -124,6 +124,11 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Result[pytes
         if chaos is not None and chaos.happened:
             title = f"gnatswarm chaos (--gnatswarm-seed={chaos.seed}, {report.when})"
             report.sections.append((title, "\n".join(str(one) for one in chaos.happened[-MOST_LOG_LINES:])))
+    if report.when == "teardown":  # pytest keeps all tests until the end
+        if _used in item.stash:
+            del item.stash[_used]
+        if _chaos in item.stash:
+            del item.stash[_chaos]
 
 
 @pytest.hookimpl(hookwrapper=True)

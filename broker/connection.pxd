@@ -46,6 +46,8 @@ cdef class Fence:
     cdef int linger(self, Former former) except -1
     # Ends this client's former members: the one with this sid, or (sid NULL) all.
     cdef int end_formers(self, ClientConnection client, const uint8_t *sid, size_t size) except -1
+    # This client has other permissions: ends its former members that these do not allow.
+    cdef int review_formers(self, ClientConnection client) except -1
     # Many requests that this sibling was sent are not acknowledged: it is asked for that.
     cdef int on_many_asked(self, int shard) except -1
     # The client has gone while it moves: its subscriptions stay until the move is over, and leave() is called again.

@@ -109,6 +109,9 @@ cdef class Fence:
     cdef int end_formers(self, ClientConnection client, const uint8_t *sid, size_t size) except -1:
         return 0
 
+    cdef int review_formers(self, ClientConnection client) except -1:
+        return 0
+
     cdef int on_former_finished(self, Sub *sub) except -1:
         return 0
 
@@ -1065,7 +1068,7 @@ cdef class ClientConnection(Peer):
         if self.repeat != NULL:
             self.repeat.line_size = 0
         if self.n_formers:
-            self.fence.end_formers(self, NULL, 0)
+            self.fence.review_formers(self)
         if self.subs.count:
             self.sublist.forget_entries()
             if self.shadows is not None:

@@ -127,7 +127,6 @@ cdef class Exchange(Onward):
     cdef uint64_t importing              # slots with interest in what other accounts export to theirs
     cdef list imported                   # … of each: (subject, queue) told → set of (exporter, its subject)
     cdef list sources                    # … and (exporter, its subject, queue) → {subject told: members}
-    cdef public bint is_traced           # shards trace messages: what comes from other servers says that nobody does
     cdef readonly dict leaving           # (shard, account, subject, queue) → members that have left, and linger there
     cdef dict unasked                    # shard → Leavings for which servers are asked at its next PING
     cdef dict own                        # account → subjects that this broker itself wants in it

@@ -347,5 +347,16 @@ cdef class MeshFence(Fence):
             self.end_former(former)
         return 0
 
+    cdef int review_formers(self, ClientConnection client) except -1:
+        cdef Former former
+        for item in self.mesh.formers.of_client(client):
+            former = <Former>item
+            if former.sublist is not client.sublist or client.permissions is not None \
+                    and not client.permissions.can_subscribe(former.subject, former.queue):
+                self.end_former(former)
+            else:
+                self.mesh.formers.forget_entries(former)
+        return 0
+
     cdef int on_former_finished(self, Sub *sub) except -1:
         return self.end_former(<Former>self.mesh.formers.by_sub[<size_t>sub])

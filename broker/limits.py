@@ -17,7 +17,7 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_pending_bytes: int = 64 * 1024 * 1024  # bytes queued for one client; above it, the client is a slow consumer
     write_deadline_s: float = 10.0  # a client that takes none of its pending bytes for so long is a slow consumer
     write_timeout: str = "default"  # what becomes of it then: "close" (as "default"), or "retry": it stays
-    auth_timeout_s: float = 2.0  # from accept to a valid CONNECT, where authentication is required
+    auth_timeout_s: float = 2.0  # from accept to a valid CONNECT, where one must log in; with tls: its timeout and 1 s
     ping_interval_s: float = 120.0  # a client that is idle for so long gets a PING
     ping_max: int = 2  # unanswered PINGs before 'Stale Connection'
     max_closed_clients: int = 10_000  # how many of each shard /connz?state=closed shows, in 4 KB each; at least 1

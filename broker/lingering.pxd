@@ -41,6 +41,8 @@ cdef class Formers:
     cdef list groups(self, Former former)
     # It gets nothing more. Calling it twice is harmless.
     cdef int end(self, Former former) except -1
+    # Its client has other permissions: whether it may have a message is asked anew.
+    cdef int forget_entries(self, Former former) except -1
     # The former members of a client, and the one with this sid (None: there is none).
     cdef list of_client(self, Peer client)
     cdef Former with_sid(self, Peer client, bytes sid)

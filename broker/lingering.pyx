@@ -88,6 +88,12 @@ cdef class Formers:
         former.sub = NULL
         return 0
 
+    cdef int forget_entries(self, Former former) except -1:
+        former.sublist.former.forget_entries()
+        if former.shadows is not None:
+            former.shadows.forget_former_entries()
+        return 0
+
     cdef list of_client(self, Peer client):
         return list(self.by_client.get(client, {}).values())
 

@@ -31,11 +31,13 @@ from gnatswarm.broker.sublist cimport MOST_MATCHING, PREFIX_BYTES, count_steps, 
 from gnatswarm.broker.moves cimport Moves
 from gnatswarm.broker.table cimport MOST_KEY_BYTES
 from gnatswarm.broker.fanout cimport (
-    MOST_DELIVERED, ORIGIN_SIBLING, ORIGIN_SIBLING_ACCOUNT, PLAINLY, Onward, Outcome, Publish, no_outcome)
+    MOST_DELIVERED, ORIGIN_SIBLING, ORIGIN_SIBLING_ACCOUNT, PLAINLY, Onward, Outcome, Publish, no_outcome,
+    rewritten)
 from gnatswarm.broker.entry cimport Draft, extras_of, renamed_entry
 from gnatswarm.broker.traced cimport give_traced_here, is_under_trace, untraced
 from gnatswarm.broker.word cimport SLACK, hash_bytes, likely, unlikely
 
+from gnatswarm.broker import message_trace
 
 cdef enum:
     # A publisher held for a slow subscriber elsewhere may send one run every 100 ms (the reactor's STALL_US). While
@@ -434,6 +436,9 @@ cdef class SiblingLink(OriginLink):
         cdef list pending = None
         cdef Fate fate
         cdef Token shown = Token(NULL, 0)
+        cdef bint is_traced_outside = False
+        cdef Publish written
+        cdef bytearray _room   # (keeps its bytes)
         if size < total:
             self.needs = total
             return 0
@@ -441,8 +446,11 @@ cdef class SiblingLink(OriginLink):
             self.broken("a payload without its end")
             return size
         if unlikely(op.header_size != 0) and self.fanout.tracing is not None and not self.is_traced \
-                and self.shard != GATEWAY_NUMBER and is_under_trace(data + op.line_size, op.header_size):
-            return self.traced_message(data, size, op, whole)
+                and is_under_trace(data + op.line_size, op.header_size):
+            if self.shard != GATEWAY_NUMBER:
+                return self.traced_message(data, size, op, whole)
+            is_traced_outside = True
+            op.tail = NULL   # what is delivered has another header
         if sublist is None or op.account.size != <size_t>len(sublist.account) \
                 or memcmp(op.account.at, <const uint8_t *>sublist.account, op.account.size) != 0:
             sublist = self.mesh.sublist_of(op.account.at, op.account.size)
@@ -464,6 +472,13 @@ cdef class SiblingLink(OriginLink):
         if likely(op.tail != NULL):
             message.tail = op.tail
             message.tail_size = total - (op.tail - data)
+        elif unlikely(is_traced_outside):
+            # Not by this broker: a shard that it is sent on to would trace it, and nobody has looked whether its
+            # publisher may publish where that goes, nor whether it is to be delivered. (Other servers hear where it
+            # has been: their documents say whose they continue.)
+            written = message
+            _room = rewritten(&message, &written, message_trace.without_line(
+                written.payload[:written.header_size], message_trace.HOP), written.reply)
         elif not self.fanout.rewrite_tail(&message):
             self.broken("no memory for a message")
             return size

@@ -19,9 +19,9 @@ from gnatswarm.broker.freezer cimport (
 from gnatswarm.broker.interest cimport (
     NO_MAX, NO_SHIFT, SUB_MARKED, GroupShift, QueueGroup, QueueName, Sub, weight_of)
 from gnatswarm.broker.outbuf cimport (
-    CLOSE_CLIENT_CLOSED, CLOSE_NONE, CLOSE_ROUTE_REMOVED, CLOSE_SLOW_CONSUMER_PENDING_BYTES, MOVING_GONE, MOVING_IN,
-    MOVING_NOT, MOVING_OUT, CloseReason, OutBuf, out_append, out_call, out_condemn, out_mark_clean, out_mark_dirty,
-    out_most, out_pending, out_take)
+    CLOSE_CLIENT_CLOSED, CLOSE_NONE, CLOSE_ROUTE_REMOVED, CLOSE_SLOW_CONSUMER_PENDING_BYTES, HUNG_UP_AND_MISSES,
+    MOVING_GONE, MOVING_IN, MOVING_NOT, MOVING_OUT, NOT_HUNG_UP, CloseReason, OutBuf, out_append, out_call, out_condemn,
+    out_hang_up, out_mark_clean, out_mark_dirty, out_most, out_pending, out_take)
 from gnatswarm.broker.mesh cimport MeshWork
 from gnatswarm.broker.parser cimport Token
 from gnatswarm.broker.peer cimport HOLD_MOVE, HOLD_STALL, Peer
@@ -629,6 +629,10 @@ cdef class Leaving(Batch):
         staying.client = client
         staying.n_subs = client.subs.count
         staying.has_left = client.cid in self.gone
+        if client.out.hung_up == HUNG_UP_AND_MISSES and not staying.has_left:
+            client.out.is_deaf = 1
+            out_condemn(&client.out, CLOSE_CLIENT_CLOSED)
+        client.out.hung_up = NOT_HUNG_UP
         return self.moves.do_or_put_off(staying)
 
 
@@ -1407,7 +1411,7 @@ cdef class Moves:
             batch.end("its connection has ended", False)
             return
         batch.deaf.add(client.cid)
-        client.out.takes_from = 0
+        out_hang_up(&client.out)
         if not client.out.is_shut:
             client.out.is_shut = True
             change_entries(client, self.slice_subs)

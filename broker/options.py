@@ -388,7 +388,7 @@ class LeafNodes(_Discreet, frozen=True, forbid_unknown_fields=True):
     port: int = 0  # 0: this broker is no hub, -1: any free one
     advertise: str = ""  # host[:port] that leaf nodes are told to connect to, too; "": our own
     no_advertise: bool = False  # leaf nodes are told no address
-    auth_timeout_s: float = 2.0  # for a leaf node to log in
+    auth_timeout_s: float = 2.0  # for a leaf node to log in; with tls: its timeout and 1 s
     min_version: str = ""  # of nats-server, 2.8.0 at least, that a leaf node must have or be like; "": any
     account: str = ""  # of leaf nodes that need not log in; "": $G
     users: tuple[User, ...] = ()  # leaf nodes log in as one of these; (): as users of the broker
@@ -421,7 +421,7 @@ class Cluster(_Discreet, frozen=True, forbid_unknown_fields=True):
     connect_backoff: bool = False  # a member that cannot be reached is dialled after 1, 2, 4, … 30 s, not each second
     user: str = ""  # that other members must give; "": nobody has to
     password: str = ""  # and its password
-    auth_timeout_s: float = 2.0  # how long other members may take to log in
+    auth_timeout_s: float = 2.0  # how long other members may take to log in; with tls: its timeout and 1 s
     tls: Tls = Tls()  # of routes, on both ends; members always verify each other's certificates
     ping_interval_s: float = 0.0  # a member is pinged so often, at least every 30 s; 0: the broker's own
     ping_max: int = 0  # a member that has not answered so many pings is disconnected; 0: the broker's own

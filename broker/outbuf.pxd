@@ -39,6 +39,12 @@ cdef enum Moving:
     MOVING_IN = 2      # at the new one: queue groups do not count them yet
     MOVING_GONE = 3    # at the old one, which says by another frame that it does not count them any more
 
+# Whether a moving client's other end has hung up: appends are refused until it stays, and its end is read.
+cdef enum HangUp:
+    NOT_HUNG_UP = 0
+    HUNG_UP = 1
+    HUNG_UP_AND_MISSES = 2   # something was refused: nothing may follow on that
+
 # Why a peer must be closed; 0: it need not be. In the order of errors.CloseReason.
 cdef enum CloseReason:
     CLOSE_NONE = 0
@@ -132,6 +138,7 @@ ctypedef struct OutBuf:
     uint8_t is_narrowing     # some of its subscriptions may not be granted by `filter`, and are being ended
     uint8_t has_grace        # it has moved, or moves: GRACE_BYTES more may be pending, until its limit is enough
     uint8_t is_deaf          # a client that takes nothing more, as close_reason says, but is read on: see become_deaf()
+    uint8_t hung_up          # HangUp; not 0: appends are refused
     uint8_t has_surplus      # detached, with a subscription's max: some of it may be dropped when its record is here
 
 cdef enum:
@@ -155,6 +162,8 @@ cdef void out_release(OutBuf *out) noexcept nogil
 cdef void out_call(OutBuf *out) noexcept nogil
 # Refuses further appends; its owner closes it when it is safe.
 cdef void out_condemn(OutBuf *out, CloseReason reason) noexcept nogil
+# Refuses further appends until `hung_up` is cleared; what is queued stays.
+cdef void out_hang_up(OutBuf *out) noexcept nogil
 cdef uint8_t *out_reserve_slow(OutBuf *out, size_t n) noexcept
 # Appends by reference; the blob gets a reference. False: refused (closed or over its limit).
 cdef bint out_append_blob(OutBuf *out, Blob *blob, const uint8_t *start, size_t n) noexcept

@@ -10,7 +10,7 @@ not copied at all: chunks that refer to it are lent to one flush.
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcmp, memcpy, memset
 
-from gnatswarm.broker.word cimport SLACK
+from gnatswarm.broker.word cimport SLACK, unlikely
 
 
 cdef enum:
@@ -175,6 +175,20 @@ cdef void out_condemn(OutBuf *out, CloseReason reason) noexcept nogil:
     out_call(out)
 
 
+cdef void out_hang_up(OutBuf *out) noexcept nogil:
+    out_seal(out)
+    out.limit = out.pos   # (as above)
+    out.hung_up = HUNG_UP
+
+
+cdef inline bint out_refuses(OutBuf *out) noexcept nogil:
+    """Whether nothing may be appended; who has hung up misses something from here on."""
+    if unlikely(out.hung_up != NOT_HUNG_UP):
+        out.hung_up = HUNG_UP_AND_MISSES
+        return True
+    return out.close_reason != CLOSE_NONE
+
+
 cdef inline void out_seal(OutBuf *out) noexcept nogil:
     """Stores where the tail ends."""
     if out.tail != NULL and out.tail.blob == NULL:
@@ -218,7 +232,7 @@ cdef bint out_admits(OutBuf *out, size_t n) noexcept:
     """May n more bytes be queued? Sends what is there first. Past max_pending the peer is condemned; past its stall
     mark its publishers must wait: always for a link, for a client only while it takes bytes."""
     cdef size_t pending
-    if out.close_reason != CLOSE_NONE:
+    if out_refuses(out):
         return False
     if out.head != NULL and out.box.flush != NULL and (not out.is_blocked or out.is_behind):
         # (Marked dirty, so that its owner checks whether it takes bytes at all.)
@@ -246,7 +260,7 @@ cdef bint out_grow(OutBuf *out, size_t n) noexcept:
     cdef Chunk *chunk
     cdef size_t pending
     if small is not out.head or small.capacity != SMALL_CHUNK_BYTES or small.blob != NULL or out.is_blocked \
-            or out.is_behind or out.close_reason != CLOSE_NONE:
+            or out.is_behind or out_refuses(out):
         return False
     pending = out_pending(out)
     if pending + n > CHUNK_BYTES or (out.max_pending and pending + n > out.max_pending) \
@@ -276,7 +290,7 @@ cdef uint8_t *out_reserve_slow(OutBuf *out, size_t n) noexcept:
         if out.limit - out.pos >= <Py_ssize_t>n:   # the flush emptied it
             out_mark_dirty(out)
             return out.pos
-    elif out.close_reason != CLOSE_NONE:
+    elif out_refuses(out):
         return NULL
     elif out.max_pending and n > out.max_pending:
         out_condemn(out, CLOSE_SLOW_CONSUMER_PENDING_BYTES)
@@ -304,7 +318,7 @@ cdef bint out_append(OutBuf *out, const uint8_t *data, size_t n) noexcept:
 
 cdef bint out_append_blob(OutBuf *out, Blob *blob, const uint8_t *start, size_t n) noexcept:
     cdef Chunk *chunk
-    if out.close_reason != CLOSE_NONE:
+    if out_refuses(out):
         return False
     if out.tail != NULL and out_pending(out) + n > CHUNK_BYTES and not out_admits(out, n):
         return False
@@ -374,7 +388,7 @@ cdef uint32_t out_send_run(OutBuf *out, const uint8_t *prefix, size_t prefix_siz
         and memcmp(tail - prefix_size, prefix, prefix_size) == 0
     cdef uint32_t sent = 0, n, i
     cdef size_t left
-    while sent < count and out.head == NULL and not out.is_blocked and out.close_reason == CLOSE_NONE \
+    while sent < count and out.head == NULL and not out.is_blocked and not out_refuses(out) \
             and out.box.flush != NULL:
         n = count - sent
         if is_contiguous:

@@ -11,7 +11,7 @@ one. No cost before the first hand-over.
 
 from gnatswarm.broker.interest cimport GATEWAY_NUMBER
 from gnatswarm.broker.outbuf cimport out_append
-from gnatswarm.broker.service_imports cimport ReplyTable, Response
+from gnatswarm.broker.service_imports cimport Lane, ReplyTable, Response
 from gnatswarm.broker.sublist cimport OWNER_AWAITED, OWNER_HERE
 
 from gnatswarm.broker import due_replies
@@ -206,7 +206,7 @@ cdef class ReplyPrefixes:
             table = <ReplyTable>item
             last = None   # (there may be 262,144, most of them of one account)
             for lane in table.lanes:
-                for due in (<dict>lane).values():
+                for due in (<Lane>lane).due.values():
                     response = <Response>due
                     if response.exporter is not last:
                         last = response.exporter

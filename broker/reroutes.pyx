@@ -16,7 +16,7 @@ from gnatswarm.broker.entry cimport choice_named, is_foreign
 from gnatswarm.broker.fanout cimport (
     ANY_SHARD, ORIGIN_ACCOUNT, ORIGIN_SIBLING_ACCOUNT, Fanout, is_output_of, no_outcome, rewritten)
 from gnatswarm.broker.interest cimport GATEWAY_NUMBER, NO_MAX
-from gnatswarm.broker.outbuf cimport CLOSE_NONE, MOVING_OUT, OutBuf, out_append
+from gnatswarm.broker.outbuf cimport CLOSE_NONE, OutBuf, out_append
 from gnatswarm.broker.parser cimport parse_number
 from gnatswarm.broker.peer cimport HOLD_REPLY
 from gnatswarm.broker.sublist cimport OWNER_AWAITED, PREFIX_BYTES
@@ -105,8 +105,7 @@ cdef bint has_member_on_the_move(Entry *entry, const Choice *choice) noexcept:
     cdef uint32_t i
     for i in range(choice.first, choice.first + choice.n_local):
         out = entry.targets[i].out
-        if out.close_reason != CLOSE_NONE and entry.targets[i].sub.max_msgs == NO_MAX \
-                or out.moving == MOVING_OUT and out.takes_from == 0:
+        if out.hung_up or out.close_reason != CLOSE_NONE and entry.targets[i].sub.max_msgs == NO_MAX:
             return True
     return False
 

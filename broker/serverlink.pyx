@@ -9,7 +9,7 @@ from gnatswarm.broker.entry cimport Entry, extras_of
 from gnatswarm.broker.exchange cimport (
     ANSWERERS, PEER_HUB, PEER_LEAF, PEER_ROUTE, PeerKind, is_loop_subject, is_of_cluster, origin_of)
 from gnatswarm.broker.fanout cimport (
-    ANOTHER_BROKER, MOST_QUEUES, ORIGIN_CLIENT, ORIGIN_SIBLING, Outcome, Publish, fits_line, no_outcome, rewritten)
+    ANOTHER_BROKER, MOST_QUEUES, ORIGIN_CLIENT, ORIGIN_SIBLING, Outcome, Publish, fits_line, no_outcome)
 from gnatswarm.broker.interest cimport SECOND_CHOICE, Node, QueueName
 from gnatswarm.broker.outbuf cimport (
     CLOSE_CLIENT_CLOSED, CLOSE_MAXIMUM_PAYLOAD_EXCEEDED, CLOSE_NONE, CLOSE_PARSE_ERROR, CLOSE_PROTOCOL_VIOLATION,
@@ -26,10 +26,8 @@ from gnatswarm.broker.serverwire cimport (
     ServerOpKind, parse_server_op)
 from gnatswarm.broker.subject cimport SUBJECT_BAD, SUBJECT_LITERAL, subject_kind
 from gnatswarm.broker.table cimport MOST_KEY_BYTES
-from gnatswarm.broker.traced cimport is_under_trace, untraced
 from gnatswarm.broker.word cimport SLACK, hash_bytes, likely, unlikely
 
-from gnatswarm.broker import message_trace
 from gnatswarm.broker.bounds import LARGEST_FRAME_PAYLOAD_BYTES
 
 cdef enum:
@@ -183,8 +181,6 @@ cdef class ServerLink(Peer):
         while p < end:
             if self.sublist is not None:
                 n = repeat_run(&self.repeat, self.sublist, self.fanout, p, end, ORIGIN_SIBLING, &message)
-            if unlikely(n != 0 and message.header_size != 0) and self.exchange.is_traced:
-                n = message.count = untraced(&message, False, True)
             if likely(n):
                 p += n * message.stride
                 self.in_lines += n
@@ -499,13 +495,13 @@ cdef class ServerLink(Peer):
 
     cdef Py_ssize_t message(self, const uint8_t *data, size_t size, ServerOp *op, Blob *whole) except -1:
         cdef size_t total = op.line_size + op.size + 2
-        cdef Publish message, written
+        cdef Publish message
         cdef Sublist sublist
         cdef Entry *entry
         cdef Permissions permissions
         cdef Outcome outcome
         cdef Token answerers
-        cdef bytearray _room, _names   # (keep their bytes)
+        cdef bytearray _names   # (keeps its bytes)
         cdef bint is_reply, is_random, is_mapped = False
         cdef bint says_been = op.only_queues
         cdef bint names_groups = op.n_queues > 0
@@ -556,14 +552,6 @@ cdef class ServerLink(Peer):
         if not self.make_message(data, total, op, whole, &message):
             self.broken("no memory for a message")
             return size
-        if unlikely(message.header_size != 0) and self.exchange.is_traced \
-                and is_under_trace(message.payload, message.header_size):
-            # As if a shard traced it already: a shard that it is sent on to would, and nobody has looked whether its
-            # publisher may publish where that goes, nor whether it is to be delivered.
-            written = message
-            _room = rewritten(&message, &written, message_trace.without_line(
-                written.payload[:written.header_size], message_trace.HOP), written.reply)
-            op.is_plain = False
         if unlikely(says_been):
             message.publisher = self.exchange.publisher_in(op.been)
         entry = sublist.find(op.subject.at, op.subject.size,

@@ -20,10 +20,11 @@ cdef enum:
     # Longest chain of imported services; the configuration refuses rings.
     MOST_CROSSINGS = 16
     # Requests without a reply yet, of some 300 bytes each, and bytes of where they wait for it and of headers kept.
-    # Beyond that some of the oldest can no longer get one.
+    # Beyond that some of the oldest can no longer get one, of the account that has most of them.
     MOST_RESPONSES = 262144
     MOST_RESPONSE_BYTES = 67108864
     DROPPED_AT_ONCE = 1024
+    DROPPED_BYTES_AT_ONCE = 1048576
 
 
 # A reply that may come.
@@ -40,17 +41,31 @@ cdef class Response:
     cdef size_t text_bytes          # of `reply` and of what `measured` keeps of headers
 
 
+# Requests that one account has caused, and whose replies may take as long.
+@cython.final
+cdef class Lane:
+    cdef dict due                   # reply subject → Response, oldest first
+    cdef bytes account              # who asked first: behind a chain of imports not the one that imports the service
+    cdef uint64_t threshold_us      # how long a reply may take
+    cdef size_t text_bytes          # of all of them
+
+
 # The requests with one prefix that may still get a reply.
 @cython.final
 cdef class ReplyTable:
     cdef bytes prefix
-    cdef list thresholds_us         # of each lane: how long a reply may take
-    cdef list lanes                 # dicts, reply subject → Response, oldest first
+    cdef list lanes                 # each reply subject has the number of its lane
+    cdef dict numbers               # (account, threshold_us) → the number of its lane, if they are generated here
+    cdef set unused                 # numbers of lanes that are nobody's now
     cdef uint64_t times             # how often its shard has changed
     cdef uint64_t takes_from        # siblings that send their replies here to be passed on, a bit each
     cdef uint32_t count(self) except? 0xFFFFFFFF
+    cdef int number_of(self, bytes account, uint64_t threshold_us) except -1
+    # Nothing waits in this lane: its number, if it has one here, is nobody's.
+    cdef int give_back(self, Lane lane) except -1
+    cdef int trim(self) except -1
     # The lane that a reply subject with this prefix names; None: it names none.
-    cdef dict lane_of(self, bytes reply)
+    cdef Lane lane_of(self, bytes reply)
 
 
 @cython.final
@@ -80,6 +95,9 @@ cdef class ServiceImports(AccountGate):
     cdef int random_at
     cdef int depth
     cdef list passed             # exports that the present message has come through: through each once
+    cdef bytes cause             # the account that has sent it; None: it has crossed to no other yet
+    cdef size_t n_swept          # lanes that sweep() has looked at, in this turn
+    cdef bytes told              # what the request that is just being sent says of who asks; None: none is
     cdef readonly uint64_t n_requests
     cdef readonly uint64_t n_replies
     cdef readonly uint64_t n_expired
@@ -106,11 +124,13 @@ cdef class ServiceImports(AccountGate):
                                bytes note) except *
     cdef bytes random_bytes(self, int n)
     cdef ReplyTable table_of(self, bytes reply)
-    cdef dict lane_of(self, bytes reply)
-    cdef int add(self, dict lane, bytes made, Response response) except -1
+    cdef Lane lane_of(self, bytes reply)
+    cdef int add(self, Lane lane, bytes made, Response response) except -1
+    cdef list all_lanes(self)
     cdef int drop_oldest(self) except -1
+    cdef list fullest(self, bint are_many)
     cdef int forget(self, bytes reply) except -1
-    cdef int let_go(self, dict lane, bytes reply) except -1
+    cdef int let_go(self, Lane lane, bytes reply) except -1
     cdef int measure_no_more(self, uint64_t cid, bytes reply) except -1
     # Whether a reply is to be kept back: what is due with its prefix is still to come from the shard that had it.
     cdef bint is_awaited(self, Sublist sublist, bytes subject)

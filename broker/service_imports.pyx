@@ -24,18 +24,22 @@ from gnatswarm.broker.word cimport SLACK, hash_bytes, likely, unlikely
 import base64
 import json
 import os
+from heapq import nsmallest
 from itertools import islice
 
 from gnatswarm.broker import due_replies, message_trace, service_latency
 from gnatswarm.broker.due_replies import DueReply
 from gnatswarm.broker.service_latency import Measured
 
-# As on nats-server; the first of the lanes.
+# As on nats-server.
 DEFAULT_THRESHOLD_US = 120_000_000
 MOST_LANES = 0xFFFF
+# Lanes that sweep() looks at, some 0.5 ms: all of them in turn.
+MOST_LANES_SWEPT = 5000
 # Measured requests that sweep() looks at: some 0.2 ms of each 100.
 MOST_LOOKED_AT = 500
-# Requests that due() looks at for a page, some 2 ms; and the texts of those that it lists, about.
+# Requests that due() looks at for a page, some 2 ms, or 20 if each is of another account; and the texts of those that
+# it lists, about.
 MOST_LISTED_FROM = 50_000
 MOST_LISTED_BYTES = 1024 * 1024
 
@@ -44,19 +48,67 @@ cdef class Response:
     """A possible reply: who waits for it, on which subject, and since when."""
 
 
+cdef class Lane:
+    """Requests that one account has caused, and whose replies may take as long."""
+
+    def __cinit__(self, bytes account=b"", uint64_t threshold_us=0):
+        self.due = {}
+        self.account = account
+        self.threshold_us = threshold_us
+
+
 cdef class ReplyTable:
     """The requests with one prefix that may still get a reply."""
 
     def __cinit__(self, bytes prefix not None, uint64_t times=0):
         self.prefix = prefix
         self.times = times
-        self.lanes = [{}]
-        self.thresholds_us = [DEFAULT_THRESHOLD_US]
+        self.lanes = [Lane(b"", DEFAULT_THRESHOLD_US)]   # of the accounts for which there is no number left
+        self.numbers = {}
+        self.unused = set()
 
     cdef uint32_t count(self) except? 0xFFFFFFFF:
-        return <uint32_t>sum([len(lane) for lane in self.lanes])
+        cdef uint32_t n = 0
+        for lane in self.lanes:
+            n += <uint32_t>len((<Lane>lane).due)
+        return n
 
-    cdef dict lane_of(self, bytes reply):
+    cdef int number_of(self, bytes account, uint64_t threshold_us) except -1:
+        """The number of the lane of an account and a threshold."""
+        cdef tuple whose = (account, threshold_us)
+        cdef object found = self.numbers.get(whose)
+        cdef int number
+        if likely(found is not None):
+            return found
+        if self.unused:
+            number = self.unused.pop()
+            self.lanes[number] = Lane(account, threshold_us)
+        elif len(self.lanes) < MOST_LANES:
+            number = <int>len(self.lanes)
+            self.lanes.append(Lane(account, threshold_us))
+        else:
+            return 0
+        self.numbers[whose] = number
+        return number
+
+    cdef int give_back(self, Lane lane) except -1:
+        """Accounts may come and go for months, and all lanes are looked at often."""
+        cdef tuple whose = (lane.account, lane.threshold_us)
+        cdef object number = self.numbers.get(whose)
+        if number is not None and self.lanes[number] is lane:
+            del self.numbers[whose]
+            self.lanes[number] = Lane()   # without the room for all that waited once
+            self.unused.add(number)
+        return 0
+
+    cdef int trim(self) except -1:
+        """Forget the lanes behind the last whose number is somebody's."""
+        while len(self.lanes) - 1 in self.unused:
+            self.unused.discard(len(self.lanes) - 1)
+            self.lanes.pop()
+        return 0
+
+    cdef Lane lane_of(self, bytes reply):
         try:
             number = int(reply[PREFIX_BYTES:PREFIX_BYTES + 4], 16)
         except ValueError:
@@ -100,42 +152,69 @@ cdef class ServiceImports(AccountGate):
         Each as generated reply subject, the importer's account, where it waits for the reply, and Measured or None.
         There are fewer where more than MOST_LISTED_FROM wait, or texts are longer than MOST_LISTED_BYTES.
         """
-        cdef Py_ssize_t left = MOST_LISTED_FROM
-        cdef size_t text_bytes = 0
+        cdef Py_ssize_t left = MOST_LISTED_FROM, share, n
+        cdef size_t text_bytes = 0, n_left, i = 0
+        cdef bint are_more = self.n_waiting > <uint64_t>left
         cdef Response response
+        cdef list lanes = [lane for lane in self.all_lanes() if (<Lane>lane).due]
+        cdef list listed = []
+        cdef dict due
+        if are_more:   # what those with few leave is for those with many
+            lanes = [lane for _, _, lane in sorted([(len((<Lane>lane).due), i, lane) for i, lane in enumerate(lanes)])]
+        n_left = len(lanes)
+        for one in lanes:
+            if left <= 0:
+                break
+            due = (<Lane>one).due
+            share = max(<Py_ssize_t>1, left // <Py_ssize_t>n_left) if are_more else left
+            n_left -= 1
+            n = 0
+            for made, item in due.items():
+                left -= 1
+                share -= 1
+                response = <Response>item
+                if response.exporter.account == exporter:
+                    listed.append((response.asked_us, i, made, response))
+                    i += 1
+                    n += 1
+                if n == most or share == 0:
+                    break
         found = []
-        for table in (self.own, *self.others.values()):
-            for lane in (<ReplyTable>table).lanes:
-                for made, item in islice(lane.items(), left):
-                    left -= 1
-                    response = <Response>item
-                    if response.exporter.account != exporter:
-                        continue
-                    text_bytes += response.text_bytes
-                    if len(found) == most or text_bytes > <size_t>MOST_LISTED_BYTES:
-                        return found
-                    found.append((made, response.importer.account, response.reply, response.measured))
+        for _, _, made, item in nsmallest(most, listed):
+            response = <Response>item
+            text_bytes += response.text_bytes
+            if text_bytes > <size_t>MOST_LISTED_BYTES:
+                break
+            found.append((made, response.importer.account, response.reply, response.measured))
         return found
+
+    cdef list all_lanes(self):
+        return [lane for table in (self.own, *self.others.values()) for lane in (<ReplyTable>table).lanes]
 
     def sweep(self):
         """Forgets requests whose threshold has passed; to be called regularly."""
         cdef uint64_t now = self.fanout.box.now_us
         cdef Response response
-        cdef ReplyTable table
-        for item in [self.own, *self.others.values()]:
-            table = <ReplyTable>item
-            for lane, threshold_us in zip(table.lanes, table.thresholds_us):
-                over = []
-                for reply, found in lane.items():
-                    response = <Response>found
-                    if now - response.asked_us <= <uint64_t>threshold_us:
-                        break
-                    over.append(reply)
-                for reply in over:
-                    response = <Response>lane[reply]
-                    self.report(response.measured, service_latency.TIMED_OUT, None, 0)
-                    self.forget(reply)
-                self.n_expired += <uint64_t>len(over)
+        cdef Lane lane
+        cdef list lanes = self.all_lanes()
+        cdef size_t i, n = min(<size_t>len(lanes), <size_t>MOST_LANES_SWEPT)
+        for i in range(self.n_swept, self.n_swept + n):
+            lane = <Lane>lanes[i % <size_t>len(lanes)]
+            over = []
+            for reply, found in lane.due.items():
+                response = <Response>found
+                if now - response.asked_us <= lane.threshold_us:
+                    break
+                over.append(reply)
+            for reply in over:
+                response = <Response>lane.due[reply]
+                self.report(response.measured, service_latency.TIMED_OUT, None, 0)
+                self.forget(reply)
+            self.n_expired += <uint64_t>len(over)
+            if not lane.due:
+                self.own.give_back(lane)
+        self.n_swept = (self.n_swept + n) % <size_t>len(lanes)
+        self.own.trim()
         if self.others and self.prefixes is not None:
             self.prefixes.look_for_empty()
         if self.measured and not (self.reroutes is not None and self.reroutes.mesh.out_of_step):
@@ -148,15 +227,15 @@ cdef class ServiceImports(AccountGate):
             if lane is None:   # it is being handed over: the next shard looks for who wants it
                 self.measure_no_more(cid, reply)
                 continue
-            self.report((<Response>lane[reply]).measured, service_latency.REQUESTOR_GONE, None, 0)
+            self.report((<Response>(<Lane>lane).due[reply]).measured, service_latency.REQUESTOR_GONE, None, 0)
             self.forget(reply)
         return cid not in self.measured
 
     # ---- called by users of fan-out
 
     cdef int on_nobody(self, bytes reply) except -1:
-        cdef dict lane = self.lane_of(reply)
-        cdef Response response = None if lane is None else lane.get(reply)
+        cdef Lane lane = self.lane_of(reply)
+        cdef Response response = None if lane is None else lane.due.get(reply)
         if response is not None:
             self.report(response.measured, service_latency.NO_RESPONDER, None, 0)
             self.forget(reply)
@@ -267,6 +346,8 @@ cdef class ServiceImports(AccountGate):
         cdef object measured = None
         cdef object trace = self.fanout.trace
         cdef bytes local = subject
+        cdef bytes told_before = self.told
+        cdef bytes cause_before = self.cause
         cdef Outcome there
         if rule.renaming is not None:
             subject = rule.renaming(subject)
@@ -294,17 +375,26 @@ cdef class ServiceImports(AccountGate):
             self.report(measured, service_latency.NO_REPLY_SUBJECT, None, 0)
         if self.adds_headers:
             note = rule.note
-            if requestor is not None:
+            if told_before is not None:
+                note = _through(told_before, rule.importer.account)
+            elif requestor is not None:
                 note = b"Nats-Request-Info: %s\r\n" % json.dumps(requestor, separators=(",", ":")).encode()
             elif rtt_us:
                 note = b'%s,"rtt":%d}\r\n' % (note[:len(note) - 3], rtt_us * 1000)
+            self.told = note
         self.n_requests += 1
-        if likely(trace is None):
-            there = self.send(rule.exporter, subject, message, reply, note)
-        elif rule.traces:
-            there = self.send_traced(rule, subject, message, reply, note)
-        else:
-            there = self.send_untraced(rule.exporter, subject, message, reply, note)
+        if cause_before is None:
+            self.cause = rule.importer.account
+        try:
+            if likely(trace is None):
+                there = self.send(rule.exporter, subject, message, reply, note)
+            elif rule.traces:
+                there = self.send_traced(rule, subject, message, reply, note)
+            else:
+                there = self.send_untraced(rule.exporter, subject, message, reply, note)
+        finally:
+            self.told = told_before
+            self.cause = cause_before
         if there.deliveries == 0 and there.touched == 0 and reply is not None:
             self.report(measured, service_latency.NO_RESPONDER, None, 0)
             self.forget(reply)   # there is no service to reply to it
@@ -314,15 +404,15 @@ cdef class ServiceImports(AccountGate):
     cdef int respond(self, Sublist sublist, bytes subject, Publish *message, object client,
                      Outcome *outcome) except -1:
         """Deliver a reply on a reply subject generated here."""
-        cdef dict lane = self.lane_of(subject)
+        cdef Lane lane = self.lane_of(subject)
         cdef Response response
         cdef bytes reply = None
-        cdef uint64_t threshold_us
+        cdef bytes cause_before = self.cause
         cdef uint64_t started_ns = 0
         cdef Outcome there
         if lane is None:
             return 0
-        response = <Response>lane.get(subject)
+        response = <Response>lane.due.get(subject)
         if response is None:
             return 0
         if unlikely(response.exporter is not sublist):
@@ -332,8 +422,7 @@ cdef class ServiceImports(AccountGate):
                 except ValueError:   # no shard has said that
                     pass
             return 0
-        threshold_us = self.table_of(subject).thresholds_us[int(subject[PREFIX_BYTES:PREFIX_BYTES + 4], 16)]
-        if self.fanout.box.now_us - response.asked_us > threshold_us:
+        if self.fanout.box.now_us - response.asked_us > lane.threshold_us:
             self.report(response.measured, service_latency.TIMED_OUT, None, 0)
             self.forget(subject)
             self.n_expired += 1
@@ -350,15 +439,20 @@ cdef class ServiceImports(AccountGate):
         self.n_replies += 1
         if response.measured is not None and self.clock_ns is not None:
             started_ns = self.clock_ns()
-        if unlikely(self.fanout.trace is not None):
-            there = self.send_untraced(response.importer, response.reply, message, reply, b"")
-        elif unlikely(message.header_size != 0) and self.fanout.tracing is not None \
-                and asks_for_trace(message.payload, message.header_size, sublist.traces_parents) \
-                and message_trace.may_lead_somewhere(message.payload[:message.header_size]):
-            # It was kept back, and its document has left: nobody may trace it in the requestor's account.
-            there = self.send(response.importer, response.reply, message, reply, b"", message_trace.DISABLED)
-        else:
-            there = self.send(response.importer, response.reply, message, reply, b"")
+        if cause_before is None:
+            self.cause = response.exporter.account
+        try:
+            if unlikely(self.fanout.trace is not None):
+                there = self.send_untraced(response.importer, response.reply, message, reply, b"")
+            elif unlikely(message.header_size != 0) and self.fanout.tracing is not None \
+                    and asks_for_trace(message.payload, message.header_size, sublist.traces_parents) \
+                    and message_trace.may_lead_somewhere(message.payload[:message.header_size]):
+                # It was kept back, and its document has left: nobody may trace it in the requestor's account.
+                there = self.send(response.importer, response.reply, message, reply, b"", message_trace.DISABLED)
+            else:
+                there = self.send(response.importer, response.reply, message, reply, b"")
+        finally:
+            self.cause = cause_before
         if response.measured is not None:   # (a singleton: this was its only reply)
             self.report(response.measured, service_latency.REPLIED,
                         (<ClientConnection>client).session if client is not None else response.responder,
@@ -367,10 +461,10 @@ cdef class ServiceImports(AccountGate):
             self.forget(subject)
             if reply is not None:
                 self.forget(reply)
-        elif subject in lane:   # the threshold starts again, and a lane is in the order of these times
+        elif subject in lane.due:   # the threshold starts again, and a lane is in the order of these times
             response.asked_us = self.fanout.box.now_us
-            del lane[subject]
-            lane[subject] = response
+            del lane.due[subject]
+            lane.due[subject] = response
         add_outcome(outcome, &there)
         return 0
 
@@ -456,6 +550,7 @@ cdef class ServiceImports(AccountGate):
     cdef int look_for_lost_interest(self) except -1:
         """Ends measured requests whose requestor has unsubscribed from the reply subject: some of them, in turn."""
         cdef Response response
+        cdef Lane lane
         cdef int i
         for i in range(MOST_LOOKED_AT):
             reply = next(self.looked_at, None)
@@ -464,7 +559,8 @@ cdef class ServiceImports(AccountGate):
                 reply = next(self.looked_at, None)
             if reply is None:
                 return 0
-            response = <Response>((self.lane_of(reply) or {}).get(reply))
+            lane = self.lane_of(reply)
+            response = <Response>lane.due.get(reply) if lane is not None else None
             if response is not None and response.was_wanted and not self.is_wanted(response.importer, response.reply):
                 self.report(response.measured, service_latency.REQUESTOR_GONE, None, 0)
                 self.forget(reply)
@@ -475,16 +571,8 @@ cdef class ServiceImports(AccountGate):
         """Generate the reply subject for the exporter."""
         cdef Response response = Response()
         cdef bytes made
-        cdef int number
         cdef ReplyTable own = self.own
-        if threshold_us in own.thresholds_us:
-            number = own.thresholds_us.index(threshold_us)
-        elif len(own.lanes) < MOST_LANES:
-            number = len(own.lanes)
-            own.lanes.append({})
-            own.thresholds_us.append(threshold_us)
-        else:
-            number = 0
+        cdef int number = own.number_of(importer.account if self.cause is None else self.cause, threshold_us)
         # 96 random bits: it cannot be guessed from another one.
         made = b"%s%04x%s" % (own.prefix, number, base64.urlsafe_b64encode(self.random_bytes(12)))
         if measured is not None:
@@ -496,15 +584,16 @@ cdef class ServiceImports(AccountGate):
         response.asked_us = self.fanout.box.now_us
         response.measured = measured
         response.was_wanted = measured is not None and self.is_wanted(importer, reply)
-        self.add(<dict>own.lanes[number], made, response)
+        self.add(<Lane>own.lanes[number], made, response)
         return made
 
-    cdef int add(self, dict lane, bytes made, Response response) except -1:
+    cdef int add(self, Lane lane, bytes made, Response response) except -1:
         cdef object measured = response.measured
         if measured is not None and measured.cid:
             self.measured.setdefault(measured.cid, set()).add(made)
         response.text_bytes = <size_t>len(response.reply) + (0 if measured is None else <size_t>measured.text_bytes)
-        lane[made] = response
+        lane.due[made] = response
+        lane.text_bytes += response.text_bytes
         self.n_waiting += 1
         self.waiting_bytes += response.text_bytes
         if unlikely(self.n_waiting > MOST_RESPONSES or self.waiting_bytes > MOST_RESPONSE_BYTES):
@@ -512,36 +601,62 @@ cdef class ServiceImports(AccountGate):
         return 0
 
     cdef int drop_oldest(self) except -1:
-        """Some at once: what was taken out at the beginning of a lane is in the way of each look for its oldest."""
-        cdef dict longest = max([lane for table in (self.own, *self.others.values())
-                                 for lane in (<ReplyTable>table).lanes], key=len)
-        cdef list oldest = list(islice(longest, min(DROPPED_AT_ONCE, <Py_ssize_t>len(longest) - 1)))
-        for reply in oldest:
-            self.forget(reply)
-        self.n_expired += <uint64_t>len(oldest)
+        """Of the account that has most, so that it harms no other, and of the next ones if that has few. Some at once:
+        what was taken out at the beginning of a lane is in the way of each look for its oldest."""
+        cdef bint are_many = self.n_waiting > MOST_RESPONSES
+        cdef Py_ssize_t left = DROPPED_AT_ONCE if are_many else DROPPED_BYTES_AT_ONCE
+        cdef Lane lane
+        for one in self.fullest(are_many):
+            lane = <Lane>one
+            for reply in list(islice(lane.due, min(DROPPED_AT_ONCE, (<Py_ssize_t>len(lane.due) + 1) // 2))):
+                left -= 1 if are_many else <Py_ssize_t>(<Response>lane.due[reply]).text_bytes
+                self.let_go(lane, reply)
+                self.n_expired += 1
+                if left <= 0:
+                    return 0
         return 0
+
+    cdef list fullest(self, bint are_many):
+        """The lanes of the account with most requests, or bytes, and then those of the next ones."""
+        cdef Lane lane
+        cdef dict by_account = {}
+        cdef list lanes = []
+        cdef size_t n, i = 0
+        for one in self.all_lanes():
+            lane = <Lane>one
+            n = len(lane.due) if are_many else lane.text_bytes
+            if n:
+                by_account[lane.account] = by_account.get(lane.account, 0) + n
+                lanes.append((n, lane))
+        most = []
+        for n, lane in lanes:
+            most.append((by_account[lane.account], n, i, lane))
+            i += 1
+        most.sort(reverse=True)
+        return [one[3] for one in most]
 
     cdef ReplyTable table_of(self, bytes reply):
         if likely(not self.others) or reply.startswith(self.own.prefix):
             return self.own
         return self.others.get(reply[:PREFIX_BYTES])
 
-    cdef dict lane_of(self, bytes reply):
+    cdef Lane lane_of(self, bytes reply):
         cdef ReplyTable table = self.table_of(reply)
         return None if table is None else table.lane_of(reply)
 
     cdef int forget(self, bytes reply) except -1:
-        cdef dict lane = self.lane_of(reply)
+        cdef Lane lane = self.lane_of(reply)
         return 0 if lane is None else self.let_go(lane, reply)
 
-    cdef int let_go(self, dict lane, bytes reply) except -1:
+    cdef int let_go(self, Lane lane, bytes reply) except -1:
         cdef Response response
-        cdef object found = lane.pop(reply, None)
+        cdef object found = lane.due.pop(reply, None)
         if found is None:
             return 0
         self.n_waiting -= 1
         response = <Response>found
         self.waiting_bytes -= response.text_bytes
+        lane.text_bytes -= response.text_bytes
         if response.measured is not None and response.measured.cid:
             self.measure_no_more(response.measured.cid, reply)
         return 0
@@ -572,13 +687,16 @@ cdef class ServiceImports(AccountGate):
     cdef int put_in(self, bytes prefix, tuple replies, object mesh) except -1:
         cdef ReplyTable table = <ReplyTable>self.others[prefix]
         cdef Response response
+        cdef Lane lane
         cdef int number
         for one in replies:
             number = int(one.subject[PREFIX_BYTES:PREFIX_BYTES + 4], 16)
             while len(table.lanes) <= number:
-                table.lanes.append({})
-                table.thresholds_us.append(0)
-            table.thresholds_us[number] = one.threshold_us
+                table.lanes.append(Lane())
+            lane = <Lane>table.lanes[number]
+            if not lane.due:
+                lane.account = one.importer   # (of a chain of imports the first is the oldest)
+            lane.threshold_us = one.threshold_us
             response = Response()
             response.importer = mesh.account(one.importer)
             response.exporter = mesh.account(one.exporter)
@@ -587,20 +705,26 @@ cdef class ServiceImports(AccountGate):
             response.asked_us = one.asked_us
             response.measured = one.measured
             response.was_wanted = one.measured is not None and self.is_wanted(response.importer, one.reply)
-            self.add(<dict>table.lanes[number], one.subject, response)
+            self.add(lane, one.subject, response)
         return 0
 
     cdef list take_out(self, ReplyTable table, Py_ssize_t most, size_t most_bytes):
         cdef Response response
+        cdef Lane lane
         cdef list found = []
         cdef size_t size = 0
-        for lane, threshold_us in zip(table.lanes, table.thresholds_us):
-            for subject, item in list(islice(lane.items(), most - <Py_ssize_t>len(found))):
+        for held in table.lanes:
+            lane = <Lane>held
+            if not lane.due:
+                continue
+            if len(found) >= most:
+                break
+            for subject, item in list(islice(lane.due.items(), most - <Py_ssize_t>len(found))):
                 if size >= most_bytes:
                     return found
                 response = <Response>item
                 one = DueReply(subject, response.importer.account, response.exporter.account, response.reply,
-                               response.kind, response.asked_us, threshold_us, response.measured)
+                               response.kind, response.asked_us, lane.threshold_us, response.measured)
                 found.append(one)
                 size += <size_t>due_replies.size_of(one)
                 self.let_go(lane, subject)
@@ -608,8 +732,8 @@ cdef class ServiceImports(AccountGate):
 
     cdef int drop_table(self, ReplyTable table) except -1:
         for lane in table.lanes:
-            for subject in list(lane):
-                self.let_go(lane, subject)
+            for subject in list((<Lane>lane).due):
+                self.let_go(<Lane>lane, subject)
         return 0
 
     cdef bytes random_bytes(self, int n):
@@ -619,6 +743,18 @@ cdef class ServiceImports(AccountGate):
             self.random_at = 0
         self.random_at += n
         return self.random_pool[self.random_at - n:self.random_at]
+
+
+cdef bytes _through(bytes note, bytes account):
+    """What is said of who asks when the request goes on to a service that this account imports: who asked first, and
+    that it was a request to this account."""
+    cdef dict told = {}
+    for name, value in json.loads(note.partition(b" ")[2]).items():
+        told[name] = value
+        if name == "acc":
+            told["svc"] = ""   # behind it, as in nats-server
+    told["svc"] = account.decode("utf-8", "replace")
+    return b"Nats-Request-Info: %s\r\n" % json.dumps(told, separators=(",", ":")).encode()
 
 
 cdef inline bint is_blank(uint8_t one) noexcept nogil:

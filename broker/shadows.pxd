@@ -30,6 +30,7 @@ cdef class Shadows:
     cdef int drop_former(self, Sub *sub, uint64_t *told) except -1
     # What their client may have has changed: answers of the exporting accounts are made anew.
     cdef int forget_entries(self) except -1
+    cdef int forget_former_entries(self) except -1
     # Removes them at the subscription's end.
     cdef int drop(self, Sub *sub, uint64_t *told) except -1
     cdef int end(self, cast, uint64_t *told) except -1

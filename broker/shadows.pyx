@@ -70,6 +70,11 @@ cdef class Shadows:
             (<Sublist>exporter).forget_entries()
         return 0
 
+    cdef int forget_former_entries(self) except -1:
+        for exporter in self.exporters:
+            (<Sublist>exporter).former_members().forget_entries()
+        return 0
+
     cdef int drop(self, Sub *sub, uint64_t *told) except -1:
         self.end(self.cast_by.pop(<size_t>sub, ()), told)
         return 0

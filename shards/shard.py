@@ -74,8 +74,8 @@ class Shard:
     `websocket_port`, 0: there is none. `page` is the shared page, on which it writes its own counters; `headroom` is
     told the number of clients. `tell` sends a message to the router, if there is one. `on_sweep` is called ten times a
     second with the lateness of the timer in seconds, `on_slow` for each slow consumer that was closed,
-    `on_client_closed` for every client that has left. `has_clients`: False for the gateway, which takes no requests to
-    the system account either.
+    `on_client_closed` for every client that has left, `on_client_moved` for every one that goes on in another shard.
+    `has_clients`: False for the gateway, which takes no requests to the system account either.
     """
 
     def __init__(
@@ -94,6 +94,7 @@ class Shard:
         on_sweep: Callable[[float], None] | None = None,
         on_slow: Callable[[ConnectionRow], None] | None = None,
         on_client_closed: Callable[[ClientSession], None] | None = None,
+        on_client_moved: Callable[[ClientSession], None] | None = None,
         has_clients: bool = True,
     ) -> None:
         self._loop = asyncio.get_running_loop()
@@ -156,6 +157,7 @@ class Shard:
             sessions=sessions,
             on_slow=on_slow or (lambda row: None),
             on_closed=self._on_client_closed,
+            on_moved=on_client_moved or (lambda session: None),
         )
         self._tell_client_closed = on_client_closed or (lambda session: None)
         self._on_sweep = on_sweep or (lambda late_s: None)
@@ -174,7 +176,8 @@ class Shard:
         self._sweep_at_s = self._loop.time() + SWEEP_S
         self._timer = self._loop.call_at(self._sweep_at_s, self._sweep)
         self._forget_at_s = math.inf  # _forget_accounts()
-        self._named: set[bytes] | None = None  # the configured accounts, while others are looked at again and again
+        # The configured accounts, while others are looked at again and again.
+        self._named: tuple[set[str], set[bytes]] | None = None
 
     def listen(self, fds: Iterable[int], websocket_fds: Iterable[int], *, may_refuse: bool = False) -> None:
         """Accept clients from these listening sockets, and own them from now on.
@@ -302,8 +305,15 @@ class Shard:
         Python keeps clients that have gone for a while.
         """
         if self._named is None:  # (25 ms for 50,000)
-            self._named = {name.encode("utf-8", "surrogateescape") for name in self._options.account_names}
-        if self.mesh.forget_accounts(self._named):
+            names = self._options.account_names
+            self._named = names, {name.encode("utf-8", "surrogateescape") for name in names}
+        names, named = self._named
+        left = self.mesh.forget_accounts(named)
+        gone = self.clients.closed.by_account.keys() - names
+        if gone:
+            gone.difference_update(name.decode("utf-8", "surrogateescape") for name in self.mesh.account_names())
+            self.clients.closed.forget(gone)
+        if left:
             self._forget_at_s = self._loop.time() + again_s
         else:
             self._forget_at_s, self._named = math.inf, None

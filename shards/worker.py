@@ -353,6 +353,7 @@ class Worker:
             on_sweep=self._on_sweep,
             on_slow=self._on_slow,
             on_client_closed=self._on_client_closed,
+            on_client_moved=self._on_client_moved,
             has_clients=not boot.is_gateway,
         )
 
@@ -487,6 +488,10 @@ class Worker:
     def _on_client_closed(self, session: ClientSession) -> None:
         if self._recorder is not None:
             self._recorder.on_closed(session)
+
+    def _on_client_moved(self, session: ClientSession) -> None:
+        if self._recorder is not None:
+            self._recorder.on_moved(session)
 
     def _on_link_gone(self, link: SiblingLink) -> None:
         if self._recorder is not None:

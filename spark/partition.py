@@ -49,7 +49,7 @@ def partition(weights: Mapping[str, float], edges: Edges, shards: int, bound: fl
             most - spread,
         )
         cut = crossing(edges, placed)
-        if _heaviest(placed, weights) <= most - spread + 1e-9 and (best_cut < 0 or cut < best_cut):
+        if _heaviest(placed, weights) <= most - spread + 1e-9 * most and (best_cut < 0 or cut < best_cut):
             best, best_cut = placed, cut
     return Partition(best, left if best or not names else sorted(weights))
 

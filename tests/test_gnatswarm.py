@@ -24,6 +24,7 @@ import gnatswarm
 from gnatswarm.shards.boundary import linkdir
 from gnatswarm.shards.embedded import EmbeddedShard
 from tests.support.authority import Authority
+from tests.support.ports import free_port
 from tests.support.servers import session_pids, wait_pids_gone, wait_until
 
 uvloop.new_event_loop().close()  # libuv keeps one pipe for the life of a process
@@ -63,7 +64,7 @@ async def round_trip(broker: Any) -> bytes:
             await message.respond(b"hello, " + message.data)
 
         await client.subscribe("greet", cb=answer)
-        return bytes((await client.request("greet", b"you", timeout=5)).data)
+        return bytes((await client.request("greet", b"you", timeout=30)).data)
     finally:
         await client.close()
 
@@ -322,7 +323,7 @@ def test_disconnects_the_clients_that_came_after_a_moment(form):
         late = socket.create_connection((broker.host, broker.port))
         assert late.recv(5) == b"INFO "
         assert broker.disconnect_clients(moment) == 1
-        late.settimeout(5)
+        late.settimeout(30)
         while late.recv(4096):
             pass
         assert broker.disconnect_clients(moment) == 0
@@ -467,7 +468,7 @@ def test_a_thread_whose_start_is_interrupted_ends(monkeypatch: pytest.MonkeyPatc
     broker = gnatswarm.Broker()
     with pytest.raises(KeyboardInterrupt):
         broker.start().capture("a")
-    begun[0].join(5)
+    begun[0].join(30)
     is_there = begun[0].is_alive()
     broker.stop()
     assert not is_there
@@ -511,7 +512,7 @@ def test_a_forked_child_leaves_the_broker_to_its_parent(form, end: str):
 
 
 def test_a_forked_child_keeps_no_port_open(form):
-    broker = form().start()
+    broker = form(port=free_port()).start()
     reader, writer = os.pipe()
     its_reader, its_writer = os.pipe()
     child = os.fork()
@@ -526,7 +527,7 @@ def test_a_forked_child_keeps_no_port_open(form):
         assert os.read(its_reader, 1) == b""
         broker.stop()
         with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.1", broker.port), timeout=5)
+            socket.create_connection(("127.0.0.1", broker.port), timeout=30)
         with form(port=broker.port) as again:
             publish(again, "a")
     finally:
@@ -720,8 +721,8 @@ def test_it_ends_with_the_program_that_started_it(how: signal.Signals):
         pids = session_pids(pid)
         assert len(pids) >= 3
         owner.send_signal(how)
-        owner.wait(10)
-    assert wait_pids_gone(pids, 10.0) == []
+        owner.wait(30)
+    assert wait_pids_gone(pids, 30.0) == []
 
 
 def test_it_does_not_end_with_the_thread_that_started_it():

@@ -112,6 +112,7 @@ async def test_waiting_in_vain_says_what_came(broker):
     with broker.capture("vain.*") as captured:
         async with await nats.connect(broker.url) as client:
             await client.publish("vain.a", b"something")
+        await captured.areceive(1)
         with pytest.raises(TimeoutError, match=r"1 of 2 messages on vain.\* within 0.2 s: vain.a b'something'"):
             await captured.areceive(2, deadline_s=0.2)
 

@@ -290,7 +290,7 @@ def _cell(value: str | Text) -> Text:
 
 def _state(row: dict[str, Any]) -> Text:
     state = "late" if row.get("suspect") else str(row["state"])
-    return Text(visible(state), style="green" if state == "ready" else "bold red")
+    return Text(visible(state), style={"ready": "green", "stopped": "dim"}.get(state, "bold red"))
 
 
 def _connections(now: Look, sort: str, rows: int, width: int) -> Table:

@@ -227,9 +227,11 @@ class _Building:
             section, _, name = field.rpartition(".")
             (sections[section] if section else top)[name] = value
         tls = Tls(**sections["tls"])
-        if tls.is_on:
-            # As in the real server: a client may use the whole handshake timeout, and then has a second for CONNECT.
-            sections["limits"].setdefault("auth_timeout_s", tls.timeout_s + 1)
+        for section, encrypted in (("limits", "tls"), ("leafnodes", "leafnodes.tls"), ("cluster", "cluster.tls")):
+            of_port = Tls(**sections[encrypted])
+            if of_port.is_on:
+                # As in the real server: one may use the whole handshake timeout, and then has a second for CONNECT.
+                sections[section].setdefault("auth_timeout_s", of_port.timeout_s + 1)
         limits = Limits(**sections["limits"])
         self._check_limits(limits)
         websocket = WebSocket(tls=Tls(**sections["websocket.tls"]), **sections["websocket"])

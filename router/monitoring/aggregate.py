@@ -15,7 +15,8 @@ import msgspec
 
 from gnatswarm.broker.bounds import NO_MAX_CONNECTIONS
 from gnatswarm.broker.goformat import age_text, duration_text, time_text
-from gnatswarm.broker.options import GLOBAL_ACCOUNT, LeafNodes, LeafRemote, WebSocket
+from gnatswarm.broker.limits import Limits
+from gnatswarm.broker.options import GLOBAL_ACCOUNT, Cluster, LeafNodes, LeafRemote, Tls, WebSocket
 from gnatswarm.broker.version import LANGUAGE, OWN_VERSION
 from gnatswarm.router.monitoring.account_rules import account_rules, responses
 from gnatswarm.router.monitoring.facts import Facts, ShardFacts
@@ -100,12 +101,13 @@ def varz(facts: Facts, requests: dict[str, int], *, leafs: int = 0) -> Document:
         "max_pending": limits.max_pending_bytes,
         "cluster": _cluster(facts),
         "gateway": {},
-        "leaf": _leaf(options.leafnodes, facts.server_ports.get("leafnodes", 0)),
+        "leaf": _leaf(facts),
         "mqtt": {},
-        "websocket": _websocket(options.websocket, facts.websocket_port),
+        "websocket": _websocket(facts),
         "jetstream": {},
         "tls_timeout": _number(options.tls.timeout_s),
         "write_deadline": _nanoseconds(limits.write_deadline_s),
+        **(_write_timeout(limits) if options.is_like_newer else {}),
         "start": time_text(facts.created_us),
         "now": time_text(facts.now_us),
         "uptime": age_text(facts.uptime_us),
@@ -139,7 +141,8 @@ def varz(facts: Facts, requests: dict[str, int], *, leafs: int = 0) -> Document:
         slow = {"clients": total(facts, "slow_consumers"), **none, kind: facts.slow_servers}
         document["slow_consumer_stats"] = slow
         document["stale_connection_stats"] = {"clients": document["stale_connections"], **none}
-    document |= {"gnatswarm": OWN_VERSION, "shards": len(facts.shards)}
+        document |= _end_of_certificate(options.tls)
+    document |= {"gnatswarm": OWN_VERSION, "shards": facts.wanted_shards}
     document |= {name: total(facts, name) for name in ("denied_msgs", "denied_subscriptions")}
     return document
 
@@ -156,9 +159,34 @@ def _cluster(facts: Facts) -> Document:
         "cluster_port": facts.cluster_port,
         "auth_timeout": _number(cluster.auth_timeout_s),
         **({"urls": urls} if urls else {}),
-        "tls_timeout": 2,
-        **({"pool_size": -1} if facts.options.is_like_newer else {}),
+        "tls_timeout": _number(cluster.tls.timeout_s),
+        **({"tls_required": True, "tls_verify": True} if cluster.tls.is_on else {}),
+        **({"pool_size": -1, **_newer_of_servers(cluster)} if facts.options.is_like_newer else {}),
     }
+
+
+def _newer_of_servers(options: Cluster | LeafNodes) -> Document:
+    """What 2.15 shows of a port for other servers, too: what they may not read for how long, and the certificate."""
+    deadline_s = options.write_deadline_s
+    return {
+        **({"write_deadline": _nanoseconds(deadline_s)} if deadline_s else {}),
+        **_write_timeout(options),
+        **_end_of_certificate(options.tls),
+    }
+
+
+def _write_timeout(options: Limits | Cluster | LeafNodes) -> Document:
+    return {"write_timeout": options.write_timeout} if options.write_timeout != "default" else {}
+
+
+def _end_of_certificate(tls: Tls) -> Document:
+    """Until when the first certificate of a port is valid."""
+    if not tls.cert_pem:
+        return {}
+    from gnatswarm.shards.boundary.certificates import validity  # where there is TLS, it is imported
+
+    end = validity(tls.pairs[0])[1]
+    return {"tls_cert_not_after": time_text(round(end.timestamp()) * 1_000_000)}
 
 
 def route(row: RouteRow, facts: Facts, subs: str = "") -> Document:
@@ -252,8 +280,9 @@ def _traffic(facts: Facts) -> Document:
     }
 
 
-def _websocket(options: WebSocket, port: int) -> Document:
+def _websocket(facts: Facts) -> Document:
     """The WebSocket options that are not at their defaults; nats-server leaves the others out."""
+    options, port = facts.options.websocket, facts.websocket_port
     if not port:
         return {}
     document: Document = {"host": options.host or "0.0.0.0", "port": port}
@@ -273,11 +302,12 @@ def _websocket(options: WebSocket, port: int) -> Document:
         document["allowed_origins"] = list(options.allowed_origins)
     if options.compression:
         document["compression"] = True
-    return document
+    return document | (_end_of_certificate(options.tls) if facts.options.is_like_newer else {})
 
 
-def _leaf(options: LeafNodes, port: int) -> Document:
+def _leaf(facts: Facts) -> Document:
     """The options of leaf nodes: of the port, if there is one, and the hubs, without their passwords."""
+    options, port = facts.options.leafnodes, facts.server_ports.get("leafnodes", 0)
     document: Document = {}
     if port:
         document = {
@@ -290,6 +320,8 @@ def _leaf(options: LeafNodes, port: int) -> Document:
             document["tls_required"] = True
         if options.tls.asks_for_certificate:
             document["tls_verify"] = True
+        if facts.options.is_like_newer:
+            document |= _newer_of_servers(options)
     if options.remotes:
         document["remotes"] = [_remote(remote) for remote in options.remotes]
     return document
@@ -641,7 +673,7 @@ def shardz(facts: Facts, links: Sequence[tuple[int, Sequence[LinkRow]]]) -> Docu
             "cpu": round(facts.router_cpu_percent, 1),
             "mem": facts.router_resident_bytes,
         },
-        "num_shards": len(facts.shards),
+        "num_shards": facts.wanted_shards,
         "skew": {
             name: skew([getattr(shard, name) for shard in wanted])
             for name in ("connections", "subscriptions", "in_msgs", "out_msgs", "cpu_s")
@@ -783,7 +815,11 @@ def subjects(answers: Iterable[tuple[int, Iterable[SubjectRow]]]) -> list[Docume
             entry["subscribers"] += row.subscriptions + row.queue_members
             entry["wanted"] = entry["wanted"] or row.is_wanted
             entry["folded"] += row.folded
-            entry["shards"][str(shard)] = {"msgs": row.msgs, "deliveries": row.deliveries}
+            entry["shards"][str(shard)] = {
+                "msgs": row.msgs,
+                "bytes": row.payload_bytes,
+                "deliveries": row.deliveries,
+            }
     for entry in found.values():
         entry["fanout"] = round(entry["deliveries"] / entry["msgs"], 3) if entry["msgs"] else 0.0
     return list(found.values())

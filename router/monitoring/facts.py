@@ -111,6 +111,11 @@ class Facts(msgspec.Struct):
         return sum(one.connections for one in self.shards) + self.moving
 
     @property
+    def wanted_shards(self) -> int:
+        """How many shards there are meant to be: one that was removed is here because of its counters."""
+        return sum(one.is_wanted for one in self.shards)
+
+    @property
     def accounts(self) -> list[str]:
         """All account names, including the system account and $G."""
         ours = [self.options.system_account, GLOBAL_ACCOUNT]

@@ -35,6 +35,8 @@ MOST_CONNECTIONS = 128
 SHARE_OF_DESCRIPTORS = 4
 MOST_HEAD_BYTES = 16 * 1024
 MOST_BODY_BYTES = 64 * 1024
+# A piece of a body, however short, counts as so many bytes: h11 takes some 10 µs for each, which may be six bytes.
+LEAST_PIECE_BYTES = 64
 READ_BYTES = 16 * 1024
 WRITE_BYTES = 256 * 1024
 # A scraper that asks every minute keeps its connection.
@@ -182,14 +184,12 @@ class HttpServer:
             while True:
                 wait_s = HEAD_DEADLINE_S if place.doing is Doing.ASKING else IDLE_DEADLINE_S
                 async with asyncio.timeout(wait_s) as deadline:
-                    request = await _read_request(connection, reader, deadline, place)
+                    request = await _read_request(connection, reader, deadline, place, self._wait_turn)
                 if request is None:
                     break
                 place.turn(Doing.ANSWERING)
-                # One page in a turn of the loop, whoever asks: the router does other work, and a read may hold hundreds
-                # of requests.
-                async with self._turn:
-                    await asyncio.sleep(0)
+                # (a read may hold hundreds of requests)
+                await self._wait_turn()
                 await self._answer(connection, writer, request, place)
                 if connection.our_state is not h11.DONE or connection.their_state is not h11.DONE:
                     break
@@ -207,6 +207,14 @@ class HttpServer:
         finally:
             # Not close(), which keeps the descriptor until the peer has read the rest, however long that takes.
             writer.transport.abort()
+
+    async def _wait_turn(self) -> None:
+        """Wait until this turn of the loop is ours: one read or one page in each, because the router does other work.
+
+        A read takes up to 20 ms, if it is all of short headers, or of short pieces of a body.
+        """
+        async with self._turn:
+            await asyncio.sleep(0)
 
     async def _answer(self, connection: h11.Connection, writer: Writer, request: h11.Request, place: Place) -> None:
         method = request.method.decode("ascii")
@@ -244,7 +252,11 @@ async def _plain_streams(sock: socket.socket) -> Streams:
 
 
 async def _read_request(
-    connection: h11.Connection, reader: Reader, deadline: asyncio.Timeout, place: Place
+    connection: h11.Connection,
+    reader: Reader,
+    deadline: asyncio.Timeout,
+    place: Place,
+    wait_turn: Callable[[], Awaitable[None]],
 ) -> h11.Request | None:
     """The next request, without its body; None at the end. Once begun it must be complete within HEAD_DEADLINE_S."""
     request: h11.Request | None = None
@@ -256,15 +268,17 @@ async def _read_request(
                 return request
             if connection.trailing_data[0] and place.doing is Doing.IDLE:
                 _begin(place, deadline)  # a part of this request came with the last one
-            connection.receive_data(await reader.read(READ_BYTES))
+            data = await reader.read(READ_BYTES)
             if place.doing is Doing.IDLE:
                 _begin(place, deadline)
+            await wait_turn()
+            connection.receive_data(data)
         elif isinstance(event, h11.Request):
             if not event.http_version.startswith(b"1."):
                 raise h11.RemoteProtocolError("another version of HTTP", 505)
             request = event
         elif isinstance(event, h11.Data):
-            body_bytes += len(event.data)
+            body_bytes += max(len(event.data), LEAST_PIECE_BYTES)
             if body_bytes > MOST_BODY_BYTES:
                 raise h11.RemoteProtocolError("a body is of no use here", 413)
         elif isinstance(event, h11.EndOfMessage):

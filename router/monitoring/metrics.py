@@ -14,10 +14,11 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from gnatswarm.broker.version import OWN_VERSION
+from gnatswarm.router.monitoring.aggregate import denied as denied_together
 from gnatswarm.router.monitoring.aggregate import health
 from gnatswarm.router.monitoring.facts import Facts
 from gnatswarm.shards.boundary.pace import Pace
-from gnatswarm.shards.boundary.rows import AccountRow
+from gnatswarm.shards.boundary.rows import AccountRow, DeniedRow
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 ROWS_IN_ONE_STEP = 256  # of accounts
@@ -79,8 +80,9 @@ _PER_SUBJECT = (
     ("subject_bytes_total", "counter", "Bytes of those messages.", "bytes"),
     ("subject_deliveries_total", "counter", "Deliveries of those messages.", "deliveries"),
 )
-# Per account and shard: a restarted shard begins at 0 again, and a sum over shards would hide that. What a client that
-# has moved did elsewhere is that shard's.
+# Per account and shard, as by subject and user: a restarted shard begins at 0 again, and one that is late is not asked.
+# A sum over shards would then fall by a part, which readers take for a restart with all that is left counted anew. What
+# a client that has moved did elsewhere is that shard's.
 _PER_ACCOUNT = (
     ("account_connections", "gauge", "Open client connections of an account.", "connections"),
     ("account_received_messages_total", "counter", "Messages that its clients published.", "in_msgs_here"),
@@ -116,7 +118,8 @@ async def accounts(answers: Iterable[tuple[int, Sequence[AccountRow]]], most: in
     ]
     for shard, step in steps:
         for row in step:
-            msgs[row.name] = msgs.get(row.name, 0) + row.in_msgs + row.out_msgs
+            if row.name:  # ("": of accounts that are forgotten, what nobody got)
+                msgs[row.name] = msgs.get(row.name, 0) + row.in_msgs + row.out_msgs
             unwanted[shard] = unwanted.get(shard, 0) + row.unwanted_msgs
         await pace()
     busiest = set(heapq.nsmallest(most, msgs, key=lambda name: (-msgs[name], name)))
@@ -125,6 +128,12 @@ async def accounts(answers: Iterable[tuple[int, Sequence[AccountRow]]], most: in
         shown += [(shard, row) for row in step if row.name in busiest]
         await pace()
     return Accounts(shown, unwanted if is_recorded else {}, shown if is_recorded else ())
+
+
+def most_denied(found: Sequence[tuple[int, DeniedRow]], most: int) -> list[tuple[int, DeniedRow]]:
+    """The rows (shard, row) of the `most` users to whom most was denied by all shards together."""
+    shown = {(entry["account"], entry["user"]) for entry in denied_together(row for _shard, row in found)[:most]}
+    return [(shard, row) for shard, row in found if (row.account, row.user) in shown]
 
 
 def prefers_open_metrics(accept: str) -> bool:
@@ -155,10 +164,10 @@ def exposition(
     subjects: Sequence[Mapping[str, Any]],
     requests: Mapping[str, int],
     accounts: Accounts = NO_ACCOUNTS,
-    denied: Sequence[Mapping[str, Any]] = (),
+    denied: Sequence[tuple[int, DeniedRow]] = (),
     hubs: float | None = None,
 ) -> str:
-    """The whole text. `subjects` are documents of /subjectz, `denied` of /deniedz; `requests`: how often by path."""
+    """The whole text. `subjects` are documents of /subjectz, `denied` (shard, row); `requests`: how often by path."""
     lines: list[str] = []
     build = {"version": OWN_VERSION, "compatible_with": facts.options.server_version, "server_name": facts.server_name}
     _family(lines, "build_info", "gauge", "Always 1; what this is.", [(build, 1)])
@@ -189,17 +198,23 @@ def exposition(
     ]
     _family(lines, "account_unwanted_messages_total", "counter", text, samples)
     for name, kind, text, field in _PER_SUBJECT:
-        samples = [({"account": entry["account"], "subject": entry["subject"]}, entry[field]) for entry in subjects]
+        samples = [
+            ({"account": entry["account"], "subject": entry["subject"], "shard": shard}, counts[field])
+            for entry in subjects
+            for shard, counts in entry["shards"].items()
+        ]
         _family(lines, name, kind, text, samples)
     by_user = [
-        ({"account": entry["account"], "user": entry["user"], "action": action}, entry[field])
-        for entry in denied
-        for action, field in (("publish", "publishes"), ("subscribe", "subscriptions"))
-        if entry[field]
+        ({"account": row.account, "user": row.user, "action": action, "shard": str(shard)}, count)
+        for shard, row in denied
+        for action, count in (("publish", row.publishes), ("subscribe", row.subscriptions))
+        if count
     ]
     _family(lines, "permission_denied_total", "counter", "What permissions did not allow a user.", by_user)
     waits = [
-        ({"account": entry["account"], "user": entry["user"]}, entry["waits"]) for entry in denied if entry["waits"]
+        ({"account": row.account, "user": row.user, "shard": str(shard)}, row.waits)
+        for shard, row in denied
+        if row.waits
     ]
     _family(lines, "publish_limited_total", "counter", "How often a client waited because of publish_limits.", waits)
     pages = [({"path": path}, count) for path, count in sorted(requests.items())]
@@ -229,7 +244,7 @@ def _of_the_broker(facts: Facts) -> dict[str, tuple[str, float]]:
             "When the last reload failed; 0: it did not.",
             facts.reload_failed_us / 1e6,
         ),
-        "shards": ("Shards there are meant to be.", sum(shard.is_wanted for shard in facts.shards)),
+        "shards": ("Shards there are meant to be.", facts.wanted_shards),
         "max_connections": ("Client connections there may be.", facts.options.limits.max_connections),
         "router_resident_bytes": ("Memory of the router.", facts.router_resident_bytes),
     }

@@ -579,7 +579,7 @@ class Pages:
         facts = self._facts(query)
         limit = query.number("limit", DEFAULT_SUBJECTS, MOST_DENIED)
         async with self._turn():
-            found = await self._denied(facts)
+            found = aggregate.denied(row for _shard, row in await self._denied(facts))
         totals = {name: aggregate.total(facts, name) for name in ("denied_msgs", "denied_subscriptions")}
         return _json({**aggregate.head(facts), **totals, "users": len(found), "denied": found[:limit]})
 
@@ -643,7 +643,7 @@ class Pages:
         entries = (await self._subjects(asked, folds=True))[0] if wanted else []
         accounts = await self._account_metrics(asked, query)
         hottest = aggregate.top_subjects(entries, "msgs", wanted)
-        denied = (await self._denied(asked))[:MOST_METRIC_USERS]
+        denied = metrics.most_denied(await self._denied(asked), MOST_METRIC_USERS)
         hubs = self._alarms.asked("hubs")  # asked for every ten seconds: a gateway that hangs must not delay this page
         return metrics.exposition(facts, hottest, dict(self._requests), accounts, denied, hubs).encode()
 
@@ -703,7 +703,8 @@ class Pages:
         answers = await asyncio.gather(*(self._questions.ask(shard, query, kind) for shard in numbers))
         return list(zip(numbers, answers, strict=True))
 
-    async def _denied(self, facts: Facts) -> list[Document]:
+    async def _denied(self, facts: Facts) -> list[tuple[int, rows.DeniedRow]]:
+        """(shard, row) of what was denied to users; no shard is asked where nothing was."""
         options = facts.options
         is_limited = any(user.publish_limits is not None for user in options.users) or any(
             account.publish_limits is not None for account in options.accounts
@@ -713,7 +714,7 @@ class Pages:
         ):
             return []
         answers = await self._ask_all(facts, rows.DeniedQuery(), rows.DeniedPart)
-        return aggregate.denied(row for _shard, parts in answers for part in parts for row in part.rows)
+        return [(shard, row) for shard, parts in answers for part in parts for row in part.rows]
 
     async def _sublist(
         self, facts: Facts, account: str = "", most_due: int = 0

@@ -36,7 +36,11 @@ def merged(answers: Iterable[tuple[int, Sequence[HotSubjectsPart]]]) -> list[Doc
             # `widest` is per shard; one message may have reached all of them.
             entry["widest"] += row.widest
             entry["unwanted"] += row.unwanted
-            entry["shards"][str(shard)] = {"msgs": row.msgs, "deliveries": row.deliveries}
+            entry["shards"][str(shard)] = {
+                "msgs": row.msgs,
+                "bytes": row.payload_bytes,
+                "deliveries": row.deliveries,
+            }
     for entry in found.values():
         entry["fanout"] = round(entry["deliveries"] / entry["msgs"], 3) if entry["msgs"] else 0.0
     return list(found.values())
@@ -97,5 +101,6 @@ def complete(entries: Sequence[Document], seconds: float, answers: Iterable[Sequ
     for entry in entries:
         entry["subscribers"] = entry["subscriptions"] + entry["queue_members"]
         entry["msgs_per_s"] = round(entry["msgs"] / seconds, 1) if seconds else 0.0
-        if entry["subject"].endswith(".>"):  # a sum of many subjects has no counts of subscribers
+        # A sum of many subjects has no counts of subscribers, and who wants what is not UTF-8 cannot be looked up.
+        if entry["subject"].endswith(".>") or "\ufffd" in entry["subject"]:
             entry["wanted"] = entry["unwanted"] < entry["msgs"] or entry["deliveries"] > 0

@@ -74,6 +74,8 @@ class SystemAccount:
 
     def configure(self) -> None:
         """Apply the broker's present options; needs a running loop."""
+        for account in self._said.keys() - self._view.options.account_names:
+            del self._said[account]
         if self._view.options.has_system_users and self._next_statsz is None:
             self._schedule_statsz(FIRST_STATSZ_S)
             self._schedule_connections()

@@ -52,6 +52,10 @@ if TYPE_CHECKING:
 HISTORY, ALARMS = "history", "alarms"
 
 
+# Of a shard that leaves, which moves up to 1,000 in a second: where there is much else to do, some take longer.
+CLIENTS_PER_S = 100
+
+
 class SupervisedShard:
     """One shard number with its state and its present process, if any."""
 
@@ -62,6 +66,11 @@ class SupervisedShard:
         self.state = ShardState(is_founder=is_founder)
         self.process: ShardProcess | None = None
         self.link_path = ""
+
+
+def time_to_move_s(page: Page, shard: int) -> float:
+    """How many seconds a shard that leaves has for the clients that it has now, in addition to what it has anyway."""
+    return int(page.snapshot(shard)["connections"]) / CLIENTS_PER_S
 
 
 class SupervisedRelay:

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("gnatswarm.router.operator")
 
-# A client that sends no request for so long is not one of our commands.
-REQUEST_DEADLINE_S = 1.0
+# A client that sends no request for so long is not one of our commands. Those may not run for seconds on a busy
+# machine, nor may this router.
+REQUEST_DEADLINE_S = 30.0
 
 Say = Callable[[str], None]  # sends a line of progress
 Answer = Callable[[AnyRequest, Say], Awaitable[Reply]]

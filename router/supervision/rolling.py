@@ -20,10 +20,17 @@ from typing import TYPE_CHECKING, NoReturn
 import msgspec
 
 from gnatswarm.router.supervision import successor
+from gnatswarm.router.supervision.broker import time_to_move_s
 from gnatswarm.router.supervision.record import KEEPER, ROUTER, SHARDS, RollingRecord
 from gnatswarm.router.supervision.relays import END_WITHIN_S
 from gnatswarm.router.supervision.standby import Readiness
-from gnatswarm.router.supervision.supervision import BOOT_ATTEMPTS, BOOT_DEADLINE_S, LEAVE_MARGIN_S, Phase
+from gnatswarm.router.supervision.supervision import (
+    BOOT_ATTEMPTS,
+    BOOT_DEADLINE_S,
+    ENDLESS_AFTER_S,
+    LEAVE_MARGIN_S,
+    Phase,
+)
 
 if TYPE_CHECKING:
     from gnatswarm.router.supervision.broker import SupervisedBroker, SupervisedShard
@@ -36,10 +43,11 @@ POLL_S = 0.02
 LONGEST_PAUSE_S = 0.5
 # An operator hears that often at least that it goes on. Less than a command waits for the next line.
 SAY_EVERY_S = 5.0
-# A shard may take so long for its clients, and longer with many: they move in less than half of it, at up to 1,000 a
-# second. It ends when they have. Those that cannot move and do not leave when they are told are closed at its end.
+# A shard may take so long for its clients, and longer with many. It ends when they have moved. Those that cannot move
+# and do not leave when they are told are closed at its end.
 LEAVE_WITHIN_S = 20.0
-CLIENTS_PER_S = 100
+# One that answers late answers by then, or has been replaced.
+LATE_WITHIN_S = ENDLESS_AFTER_S + 2.0
 # A gateway that is replaced ends within this: other servers get what is on its way, and have said their last.
 GATEWAY_LEAVES_WITHIN_S = 1.0
 # A new router has taken over the shards, the keeper has become the new program.
@@ -86,10 +94,15 @@ class Rolling:
         return ""
 
     async def _objection_of_started(self) -> str:
-        """As objection(), once those serve that start already, as the gateway does when a broker has just begun."""
+        """As objection(), once those serve that start already, as the gateway does when a broker has just begun.
+
+        And those that are late with an answer, or with a link, as on a busy machine.
+        """
         left_s = BOOT_DEADLINE_S
         while left_s > 0:
-            if not any(one.state.phase in (Phase.STARTING, Phase.LINKED) for one in self._broker.members):
+            starting = any(one.state.phase in (Phase.STARTING, Phase.LINKED) for one in self._broker.members)
+            is_late = left_s > BOOT_DEADLINE_S - LATE_WITHIN_S and any(map(_is_late, self._broker.members))
+            if not starting and not is_late:
                 break
             left_s -= await _pause()
         return self.objection()
@@ -409,7 +422,7 @@ class Rolling:
 
     def _leave_within_s(self, shard: SupervisedShard) -> float:
         least_s = max(LEAVE_WITHIN_S, self._broker.options.limits.lame_duck_grace_s)
-        return least_s + self._connections(shard) / CLIENTS_PER_S
+        return least_s + time_to_move_s(self._broker.page, shard.number)
 
     def _connections(self, shard: SupervisedShard) -> int:
         return int(self._broker.page.snapshot(shard.number)["connections"])
@@ -428,3 +441,9 @@ async def _pause() -> float:
 
 def _is_new(shard: SupervisedShard, rolling: RollingRecord) -> bool:
     return shard.process is not None and shard.process.boot_id not in rolling.old
+
+
+def _is_late(shard: SupervisedShard) -> bool:
+    """Whether it serves, and gets no new clients for the moment."""
+    state = shard.state
+    return state.phase is Phase.READY and state.is_wanted and not state.is_accepting

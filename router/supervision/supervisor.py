@@ -15,7 +15,7 @@ import time
 from typing import TYPE_CHECKING
 
 from gnatswarm.router.supervision import descriptors, supervision
-from gnatswarm.router.supervision.broker import SupervisedBroker, SupervisedShard
+from gnatswarm.router.supervision.broker import SupervisedBroker, SupervisedShard, time_to_move_s
 from gnatswarm.router.supervision.opening import CannotStart, why_most
 from gnatswarm.router.supervision.relays import RelayKeeping
 from gnatswarm.router.supervision.shard_process import ShardProcess, exit_text
@@ -706,13 +706,18 @@ class Supervisor:
         while len(self._broker.shards) < wanted:
             self._broker.shards.append(SupervisedShard(len(self._broker.shards), is_founder=False))
         others = [one.number for one in self._broker.shards if one.number < wanted and one.state.is_accepting]
-        leave = leave or control.Drain(self._broker.options.limits.lame_duck_grace_s, others)
         for shard in self._broker.shards:
             if shard.number < wanted:
                 self._deliver(shard, supervision.StartWanted())
             else:
-                self._deliver(shard, supervision.LeaveWanted(leave))
+                own = leave or control.Drain(self._leaves_within_s(shard), others)
+                self._deliver(shard, supervision.LeaveWanted(own))
         self._remember()
+
+    def _leaves_within_s(self, shard: SupervisedShard) -> float:
+        """0 where clients of a broker that leaves are not told before they are closed."""
+        grace_s = self._broker.options.limits.lame_duck_grace_s
+        return grace_s + time_to_move_s(self._broker.page, shard.number) if grace_s else 0.0
 
     def kill_shard(self, number: int) -> None:
         """Kill its process as a crash would, without counting it as a crash. Nothing where it has none."""

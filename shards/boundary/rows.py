@@ -388,7 +388,7 @@ class AccountsQuery(Question, tag="accstatz"):
 class AccountRow(PageStruct):
     """One account on one shard; the traffic is that of all its clients since the shard started."""
 
-    name: str
+    name: str  # "": all that are forgotten, of which there is unwanted_msgs alone
     connections: int = 0
     in_msgs: int = 0
     in_bytes: int = 0

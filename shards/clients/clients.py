@@ -148,7 +148,7 @@ class Clients:
     """All clients of one shard, by id in `sessions`, which is empty at first and shared with `system`.
 
     `system` is told of log-ins and disconnects, `on_slow` of each slow consumer that was closed,
-    `on_closed` of every client that has left.
+    `on_closed` of every client that has left, `on_moved` of every one that goes on in another shard.
     """
 
     def __init__(
@@ -167,6 +167,7 @@ class Clients:
         sessions: dict[int, ClientSession],
         on_slow: Callable[[ConnectionRow], None],
         on_closed: Callable[[ClientSession], None],
+        on_moved: Callable[[ClientSession], None],
     ) -> None:
         self._shard = shard
         self._options = options
@@ -203,6 +204,7 @@ class Clients:
         self._disconnected: deque[range] = deque(maxlen=MOST_DISCONNECTED)  # client ids; some may yet come
         self._ending: dict[ClientSession, None] = {}  # those with subscriptions to end, in the order of their turns
         self._ends_soon = False
+        self._followers: set[ClientSession] = set()  # of those, whom a reload waits for
         self._at_once = 0  # so many subscriptions are still renewed in the turn of a reload
         self._limited: dict[ClientSession, Callable[[], None]] = {}  # waits for its publish_limits → reads it on
         self._busy: deque[ClientSession] = deque()  # held, because they have had their turn
@@ -236,6 +238,7 @@ class Clients:
         self._system = system
         self._on_slow = on_slow
         self._on_closed = on_closed
+        self._on_moved = on_moved
 
     def new_tracers(self) -> tuple[Tracer, Tracer]:
         """Two tracers of a client: incoming, outgoing."""
@@ -479,6 +482,7 @@ class Clients:
             fd = session.socket.detach()
         del self.open[session.connection.cid]
         self.closed.note_moved(row.account, row.in_msgs, row.in_bytes, row.out_msgs, row.out_bytes)
+        self._on_moved(session)
         self._untold.pop(session, None)
         self._told_when_heard.discard(session)
         self._hearing.forget(session)
@@ -631,6 +635,7 @@ class Clients:
         self._end_limited(session)
         self._reload_no_more(cid)
         self._ending.pop(session, None)
+        self._follows_no_more(session)
         self._untold.pop(session, None)
         self._unchecked.pop(session, None)
         if cid in self._surplus:
@@ -750,10 +755,13 @@ class Clients:
             try:
                 session.end_some(left)
             except Exception:
+                self._follows_no_more(session)
                 self._blame(session)
                 continue
             left -= max(held, CLIENT_COUNTS_AS, (self.rights.compiled_entries - compiled) // ENTRIES_COUNT_AS_LOOK)
-            if session.connection.is_ending:  # behind the others
+            if not session.connection.is_ending:
+                self._follows_no_more(session)
+            else:  # behind the others
                 self._ending[session] = None
         self._end_in_turn()
         self._reactor.finish()
@@ -1059,6 +1067,7 @@ class Clients:
                 self._readmit(session)
                 if listens:
                     self._listen_anew(session)
+                self._wait_for_subscriptions(session)
             except Exception:  # it may have rights still that it should not have
                 self._blame(session)
         self._at_once = 0
@@ -1101,7 +1110,7 @@ class Clients:
         elif not self._unchecked and self._comparisons.are_over:  # (else the end of what is left comes here again)
             self._forget_rights()
             self._log_closed()
-            if self._reload_later:  # (so does the last of these)
+            if self._reload_later or self._followers:  # (so does the last of these)
                 return
             self._allows_fewer = False
             told, self._on_reloaded = self._on_reloaded, []
@@ -1157,10 +1166,20 @@ class Clients:
         if self._reload_later.pop(cid, None) is not None:
             self._look_whether_reloaded()
 
+    def _wait_for_subscriptions(self, session: ClientSession) -> None:
+        """A reload is not over while some of its are still to end, or to follow other streams."""
+        if session.connection.is_ending:
+            self._followers.add(session)
+
+    def _follows_no_more(self, session: ClientSession) -> None:
+        if session in self._followers:
+            self._followers.discard(session)
+            self._look_whether_reloaded()
+
     def _look_whether_reloaded(self) -> None:
-        """One less moves that a reload could not come to; behind the last, it is over."""
+        """One less that a reload waits for, because it moves or has many subscriptions; behind the last, it is over."""
         self._forget_rights()
-        if self._on_reloaded and not self._reload_later:
+        if self._on_reloaded and not self._reload_later and not self._followers:
             asyncio.get_running_loop().call_soon(self._end_late_reload)
 
     def _end_late_reload(self) -> None:
@@ -1214,6 +1233,7 @@ class Clients:
             self._readmit(session)
             if is_listener:
                 self._listen_anew(session)
+            self._wait_for_subscriptions(session)
             self._end_surplus_of_account(session)
         except Exception:
             self._blame(session)

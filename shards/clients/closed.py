@@ -21,6 +21,8 @@ from gnatswarm.shards.boundary.wall_clock import wall_offset_us
 from gnatswarm.shards.clients.latest import Latest
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from gnatswarm.broker.connection import ClientConnection
     from gnatswarm.shards.clients.session import ClientSession
 
@@ -91,6 +93,11 @@ class Closed:
             kind=kind,
         )
         self.latest.add(row, row_bytes(row))
+
+    def forget(self, accounts: Iterable[str]) -> None:
+        """These accounts are not configured any more, and have no clients."""
+        for account in accounts:
+            self.by_account.pop(account, None)
 
     def note_moved(self, account: str, in_msgs: int, in_bytes: int, out_msgs: int, out_bytes: int) -> None:
         """A client with these counters goes on in another shard; with negative ones, it has come from another."""

@@ -30,7 +30,7 @@ from gnatswarm.shards.boundary.utf8_text import utf8_text
 from gnatswarm.shards.boundary.wall_clock import wall_offset_us
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from gnatswarm.broker.fanout import Fanout
     from gnatswarm.broker.limits import Limits
@@ -46,9 +46,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger("gnatswarm.system")
 
 # The most requests that the router has not answered yet; more get an error. Users of other accounts may ask
-# only about their own account, and must not be able to use up the whole limit.
+# only about their own account, and must not be able to use up the whole limit, nor those of one account that of all.
 MOST_ASKED = 256
-MOST_ASKED_BY_OTHERS = 32
+MOST_ASKED_BY_OTHERS = 128
+MOST_ASKED_BY_ANOTHER = 32
 MOST_BODY_BYTES = 64 * 1024
 # An account's connection count is published at most this often.
 CHANGES_EVERY_S = 0.1
@@ -199,7 +200,6 @@ class System:
         self._last_count = 0
         self._gather_prefix = f"{_inbox_of(server)}{advisory.event_id()}.".encode()
         self._gathered: dict[bytes, Gathering] = {}  # by the subject of the answers
-        self._asked_by_others = 0
         self.own_reply_prefix: Callable[[], bytes] = bytes
         self._shown: tuple[Permissions, orjson.Fragment | None] | None = None  # to a user that asked about itself
         self._changed: set[str] = set()
@@ -504,19 +504,26 @@ class System:
         return self._shown[1]
 
     def _ask(self, account: str, subject: bytes, reply: bytes, body: bytes) -> None:
-        is_other = account != self._account
         if len(body) > MOST_BODY_BYTES:
             self._fail(account, reply, 400, f"request of {len(body)} bytes, the most is {MOST_BODY_BYTES}")
         elif self._tell is None:
             self._fail(account, reply, 503, "this broker is inside of a program, and has no pages")
-        elif len(self._asked) >= MOST_ASKED or (is_other and self._asked_by_others >= MOST_ASKED_BY_OTHERS):
+        elif not self._may_ask(account, [request.account for request, _reply in self._asked.values()]):
             self._fail(account, reply, 503, "too many requests at once, try again")
         else:
             self._last_seq += 1
             request = SystemRequest(self._last_seq, account, subject.decode("utf-8", "replace"), body)
             self._asked[self._last_seq] = request, reply
-            self._asked_by_others += is_other
             self._tell(request)
+
+    def _may_ask(self, account: str, waiting: Sequence[str]) -> bool:
+        """Whether there is room for one more question of this account; `waiting`: whose are not answered yet."""
+        if len(waiting) >= MOST_ASKED:
+            return False
+        others = len(waiting) - waiting.count(self._account)
+        return account == self._account or (
+            waiting.count(account) < MOST_ASKED_BY_ANOTHER and others < MOST_ASKED_BY_OTHERS
+        )
 
     def _fail(self, account: str, reply: bytes, code: int, description: str) -> None:
         if reply:
@@ -526,7 +533,8 @@ class System:
 
     def _gather(self, account: str, what: str, reply: bytes, body: bytes) -> None:
         """Ask the other members what a user asks about its account: each answers for itself, as with nats-servers."""
-        if self._inbox is None or len(body) > MOST_BODY_BYTES or len(self._gathered) >= MOST_ASKED_BY_OTHERS:
+        waiting = [one.account for one in self._gathered.values()]
+        if self._inbox is None or len(body) > MOST_BODY_BYTES or not self._may_ask(account, waiting):
             return
         self._last_count += 1
         answers_at = self._gather_prefix + b"%d" % self._last_count
@@ -583,8 +591,6 @@ class System:
         if asked is None:
             return
         account, reply = asked[0].account, asked[1]
-        if account != self._account:
-            self._asked_by_others -= 1
         if message.payload:
             subject = reply or f"$SYS.SERVER.{self._server.server_id}.STATSZ".encode()
             self._say(account, subject, message.payload)

@@ -77,7 +77,6 @@ class Gateway:
         self.exchange = Exchange(mesh, fence)
         self.exchange.set_own_id(server_id)
         self.exchange.rest_with(Rests(reactor).rest)
-        self.exchange.is_traced = options.is_like_newer and options.headers
         self.exchange.is_apart_by_account = options.is_like_newer
         self._mesh = mesh
         self._configure_accounts({})

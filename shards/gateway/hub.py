@@ -215,7 +215,8 @@ class HubSession(LeafConnection):
         if connect.lang:
             return CLIENT_AT_PORT
         if connect.gateway:
-            return f"Rejecting connection from gateway {quoted(connect.gateway)} on the leafnode port"
+            name = connect.gateway[: words.MOST_SHOWN]
+            return f"Rejecting connection from gateway {quoted(name)} on the leafnode port"
         if connect.cluster and connect.cluster == self._owner.cluster_name():
             return SAME_CLUSTER
         if len((connect.cluster or connect.name).encode()) > MOST_CLUSTER_NAME_BYTES:
@@ -239,7 +240,8 @@ class HubSession(LeafConnection):
             if user is None:
                 raise AuthorizationViolation
             if connect.user and connect.user != user:
-                logger.warning("User %s found in connect proto, but user required from cert", quoted(connect.user))
+                claimed = quoted(connect.user[: words.MOST_SHOWN])
+                logger.warning("User %s found in connect proto, but user required from cert", claimed)
             given.user = user
         self._user = given.user or given.nkey
         outcome = self._owner.authenticator.examine(given, self.nonce, LEAFNODE_WS if self.is_websocket else LEAFNODE)
@@ -291,10 +293,11 @@ class HubSession(LeafConnection):
 
     def _refuse_login(self) -> None:
         connect = self.connect or words.LeafConnect()
+        user, nkey = connect.user[: words.MOST_SHOWN], connect.nkey[: words.MOST_SHOWN]
         if self._owner.is_like_newer:
-            who = who_claims(connect.nkey, connect.user, has_token=bool(connect.auth_token))
+            who = who_claims(nkey, user, has_token=bool(connect.auth_token))
         else:
-            who = f"User {quoted(connect.user or connect.nkey)}"
+            who = f"User {quoted(user or nkey)}"
         logger.error("%s - authentication error%s", self, f" - {who}" if who else "")
         self._refuse("Authorization Violation")
         self._why = CloseReason.AUTHENTICATION_FAILURE.text

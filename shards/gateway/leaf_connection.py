@@ -16,6 +16,7 @@ from gnatswarm.broker.quoted import quoted
 from gnatswarm.broker.serverlink import ServerLink
 from gnatswarm.shards.boundary.rows import MOST_LEAF_SUBS, MOST_LISTED_BYTES, LeafRow
 from gnatswarm.shards.gateway.refusals import Refusals
+from gnatswarm.shards.gateway.signs_of_life import SignsOfLife
 from gnatswarm.shards.sockets.blame import costs_its_connection
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ class LeafConnection:
         self._loop_timer: asyncio.TimerHandle | None = None
         self._refusals = Refusals(loop, self)
         self.link = ServerLink(exchange, self, is_route=False)
+        self._signs = SignsOfLife(self.link)
         self.socket: Socket | None = None  # None: not yet
 
     # ---- from the engine
@@ -255,14 +257,16 @@ class LeafConnection:
     def _ping(self) -> None:
         if self.link.is_silent:
             return
-        if self._pings_out >= self._ping_max:
+        is_alive = self._signs.since_last_look(self.socket)
+        if self._pings_out >= self._ping_max and not is_alive:
             self._refuse("Stale Connection")
             self._connection_owner.flush()
             return
-        self._pings_out += 1
-        self._pinged_ns = time.monotonic_ns()  # (the loop's clock counts milliseconds)
-        self.link.ping()
-        self._connection_owner.flush()
+        if self._pings_out < self._ping_max:  # (else its PONG is late, and nothing else is)
+            self._pings_out += 1
+            self._pinged_ns = time.monotonic_ns()  # (the loop's clock counts milliseconds)
+            self.link.ping()
+            self._connection_owner.flush()
         self._timer = self._loop.call_later(self._ping_interval_s, self._ping)
 
 

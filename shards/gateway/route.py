@@ -24,6 +24,7 @@ from gnatswarm.shards.boundary.wall_clock import wall_offset_us
 from gnatswarm.shards.gateway import words
 from gnatswarm.shards.gateway.refusals import Refusals
 from gnatswarm.shards.gateway.remote import Address
+from gnatswarm.shards.gateway.signs_of_life import SignsOfLife
 from gnatswarm.shards.sockets.blame import costs_its_connection
 
 if TYPE_CHECKING:
@@ -103,6 +104,9 @@ class RouteOwner(Protocol):
     def is_known(self, server_id: str) -> bool:
         """Whether that member is connected."""
 
+    def pause_before_refusal_s(self) -> float:
+        """How long to wait until whoever has connected is told that it is refused; 0: not at all."""
+
     def on_ended(self, session: RouteSession, reason: str) -> None:
         """The connection has ended."""
 
@@ -155,12 +159,14 @@ class RouteSession:
         self._tls: SSLObject | None = None  # None: the handshake is not done, or the connection is not encrypted
         self._names: CertificateNames | None = None  # of its certificate, where that says who it is
         self._is_on_trial = False  # logged in, and the member has not said that it takes it
+        self._is_refused = False  # and is told so, or will be soon
         self._timer = loop.call_later(min(FIRST_PING_S, self._ping_interval_s), self._ping)
         self._login_timer = loop.call_later(self._login_timeout_s, self._too_late)
         self.over: asyncio.Future[None] = loop.create_future()
         self._refusals = Refusals(loop, self)
         self.link = ServerLink(exchange, self, is_route=True)
         self.link.must_authenticate = dialled is None
+        self._signs = SignsOfLife(self.link)
         self.socket: Socket | None = None  # None: not yet
 
     def __str__(self) -> str:
@@ -227,10 +233,11 @@ class RouteSession:
         else:
             self.link.must_authenticate = False
 
-    def _refuse_login(self, said: ServerConnect | None = None) -> None:
+    def _refuse_login(self, said: ServerConnect | None = None, *, at_once: bool = False) -> None:
         user = said.user if said is not None else ""
-        who = f" - User {quoted(user)}" if user and self._owner.is_like_newer else ""
-        self.refuse(CloseReason.AUTHENTICATION_FAILURE.text, "Authorization Violation", f"authentication error{who}")
+        who = f" - User {quoted(user[: words.MOST_SHOWN])}" if user and self._owner.is_like_newer else ""
+        why = CloseReason.AUTHENTICATION_FAILURE.text
+        self.refuse(why, "Authorization Violation", f"authentication error{who}", at_once=at_once)
         self._owner.events.refused(
             Person(self.rid, self.host, "", utf8_text(user), "", "", "", "router", self._start_us)
         )
@@ -255,10 +262,10 @@ class RouteSession:
 
     @costs_its_connection
     def _too_late(self) -> None:
-        if self.info is not None:
+        if self.info is not None or self._is_refused:
             return
         if self.dialled is None:
-            self.refuse("Authentication Timeout", "Authentication Timeout")
+            self.refuse("Authentication Timeout", "Authentication Timeout", at_once=True)
         else:
             self.refuse(f"no INFO within {self._login_timeout_s:g} s")
         self._owner.flush()
@@ -343,7 +350,8 @@ class RouteSession:
     def join(self) -> bool:
         """Frames of the member count from now on. False: the connection is being closed."""
         if self.link.slot < 0 and not self.link.join("route", None, ""):
-            self.refuse("there is no room for another connection to a server (31 at most)")
+            why = "there is no room for another connection to a server (31 at most)"
+            self.refuse(why, at_once=self.info is None)  # (frames of it are being read)
             return False
         ours = self._owner.cluster.permissions
         self.link.set_permissions(Permissions(ours) if ours is not None else None)
@@ -432,7 +440,7 @@ class RouteSession:
     def on_broken(self, why: str) -> None:
         """Bytes that are no frame; the link is being closed."""
         if self.link.must_authenticate and (self._owner.is_like_newer or self._owner.cluster.user):
-            self._refuse_login()  # (nats-server 2.9 reads on where everybody may connect)
+            self._refuse_login(at_once=True)  # (nats-server 2.9 reads on where everybody may connect)
             return
         self._why = self._why or CloseReason.PROTOCOL_VIOLATION.text
         self.link.send(b"-ERR 'Unknown Protocol Operation'\r\n")
@@ -514,14 +522,32 @@ class RouteSession:
             found.append(SubscriptionRow(text, group, sid, 0, 0, self.rid))
         return tuple(found)
 
-    def refuse(self, why: str, said: str = "", logged: str = "") -> None:
-        """Close it, with a line in the log (`why`, or `logged`), and perhaps a word to the other end."""
-        if said:
-            self.link.send(f"-ERR '{said}'\r\n".encode())
+    def refuse(self, why: str, said: str = "", logged: str = "", *, at_once: bool = False) -> None:
+        """Close it, with a line in the log (`why`, or `logged`), and perhaps a word to the other end.
+
+        Whoever has connected hears of it later where many are refused, unless that is to be `at_once`.
+        """
         # (who dialled tells it as a failure to connect, not at every try)
         if not self._why and (self.dialled is None or self.was_member):
             logger.error("%s - %s", self, logged or why)
-        self._end(why)
+        pause_s = (
+            0.0 if at_once or self.dialled is not None or self.was_member else self._owner.pause_before_refusal_s()
+        )
+        self._why, self._is_refused = self._why or why, True
+        if pause_s:
+            self.link.hold_login()
+            self._loop.call_later(pause_s, self._end_refused, said)
+        else:
+            self._end_refused(said)
+
+    @costs_its_connection
+    def _end_refused(self, said: str) -> None:
+        if self.over.done():
+            return
+        if said:
+            self.link.send(f"-ERR '{said}'\r\n".encode())
+        self._end(self._why)
+        self._owner.flush()
 
     def say_late(self, bound_s: float) -> None:
         """It did not answer a PING for which PONGs to clients wait, within this time."""
@@ -562,7 +588,10 @@ class RouteSession:
     def _ping(self) -> None:
         if self.link.is_silent:
             return
-        if self._pings_out >= self._ping_max:
+        is_alive = self._signs.since_last_look(self.socket)
+        if self._pings_out >= self._ping_max and is_alive:  # (by nats-server, too: it does not ping who is active)
+            self._timer = self._loop.call_later(self._ping_interval_s, self._ping)
+        elif self._pings_out >= self._ping_max:
             self.link.send(b"-ERR 'Stale Connection'\r\n")
             self._end("Stale Connection")
         elif not self._has_started or (self.dialled is not None and self.info is None):  # (CONNECT comes first)

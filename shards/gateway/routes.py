@@ -58,6 +58,10 @@ YOUNG_S = 5.0
 FIRST_WORD_S = 0.25
 # So long after its start a gateway only adds to what clients have been told: the one before may have known more.
 SETTLE_S = 3.0
+# So many that connect within a second are refused at once, others later. A nats-server 2.10 or newer that was known for
+# a moment, before it is refused, dials again without a pause (and writes two lines each time): thousands a second.
+REFUSED_AT_ONCE = 5
+REFUSED_LATER_S = 1.0
 # Members that others tell of and that are being dialled; a cluster has fewer.
 MOST_DIALLED = 64
 # Why connections end over which another name of the cluster was told.
@@ -121,6 +125,8 @@ class Routes:
         self.is_dynamic = not options.cluster.name
         self._sessions: list[RouteSession] = []
         self._waiting = Waiting(loop, "members of the cluster")
+        self._refusing_since_s = 0.0  # a second, in which …
+        self._n_refused = 0  # … so many were refused
         self._members: dict[str, RouteSession] = {}
         self._spares: dict[str, list[RouteSession]] = {}  # connections beside the member's one
         self._dialled: dict[tuple[str, int], Dialled] = {}
@@ -555,7 +561,7 @@ class Routes:
         return f'Rejecting connection, cluster name "{name[:200]}" does not match "{self.name}"'
 
     def _rename(self, name: str, but: RouteSession, *, is_dynamic: bool) -> None:
-        logger.info("Cluster name updated to %s", name)
+        logger.info("Cluster name updated to %s", name[: words.MOST_SHOWN])
         self.name, self.is_dynamic = name, is_dynamic
         for session in list(self._sessions):
             if session is not but:
@@ -563,6 +569,14 @@ class Routes:
         self.on_renamed()
         self._teller.changed()
         self.flush()
+
+    def pause_before_refusal_s(self) -> float:
+        """How long to wait until one more is told that it is refused; 0: not at all."""
+        now_s = self._loop.time()
+        if now_s - self._refusing_since_s >= REFUSED_LATER_S:
+            self._refusing_since_s, self._n_refused = now_s, 0
+        self._n_refused += 1
+        return REFUSED_LATER_S if self._n_refused > REFUSED_AT_ONCE else 0.0
 
     # ---- which connection is a member's
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import msgspec
 
-_MOST_NAME = 1024
+# Of a name in the log: lines of other servers, also of those that have not logged in, may have 260 KB.
+MOST_SHOWN = 1024
 # Objects and lists within each other in an INFO that members are told: nats-server's have two. What is just not too
 # deep to be read may be too deep to be written, or for the member that reads it.
 _MOST_NESTED = 8
@@ -95,7 +96,7 @@ class ServerInfo(msgspec.Struct, frozen=True):
     @property
     def shown(self) -> str:
         """The server's name for logs."""
-        return (self.server_name or self.server_id or "a server without a name")[:_MOST_NAME]
+        return (self.server_name or self.server_id or "a server without a name")[:MOST_SHOWN]
 
 
 class ServerConnect(msgspec.Struct, frozen=True):
@@ -137,7 +138,7 @@ class LeafConnect(msgspec.Struct, frozen=True):
     @property
     def shown(self) -> str:
         """The server's name for logs."""
-        return (self.name or self.server_id or "a server without a name")[:_MOST_NAME]
+        return (self.name or self.server_id or "a server without a name")[:MOST_SHOWN]
 
 
 _info_decoder = msgspec.json.Decoder(ServerInfo)

@@ -99,11 +99,11 @@ class LinkSockets:
             self._listener.resume()
 
     def dial(self, path: str) -> socket.socket:
-        """A connection to a sibling's link socket; OSError: nobody listens there, or its backlog is full."""
+        """A connection to a sibling's link socket; OSError: none of ours listens there, or its backlog is full."""
         with self._reserve.opened():
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
-            sock.connect(path)
+            private_socket.connect(sock, path)
         except OSError:
             sock.close()
             raise

@@ -9,7 +9,7 @@ which the `LinkSink` is told. Not here: frames after the handshake (broker.link)
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -36,8 +36,9 @@ LINK_VERSION = 13
 # Said by a shard that ends in order: its siblings are not to take the end of their links for a fault.
 GOODBYE = b"BYE\r\n"
 
-# A process that connects and does not finish the handshake in this time is not a sibling.
-HANDSHAKE_S = 2.0
+# A process that connects and does not finish the handshake in this time is not a sibling. One that is may not run for
+# seconds between its connecting and its first words, where many shards start on few processors.
+HANDSHAKE_S = 10.0
 DIAL_AGAIN_S = 0.1
 
 # Two living shards restore a broken link in milliseconds. A shard that has not after this many checks exits and is
@@ -49,6 +50,9 @@ LOOKS_OF_THE_DIALLER = 16
 # A look at which interest was told, read or dropped since the last one, or moves went on for which the link waits, here
 # or at its other end, which says nothing then: a million subjects take seconds where there are few processors.
 LOOK_AT_PROGRESS = 0.125
+# A look at any other link that is there instead, or being made: one of its ends may not run for seconds where there are
+# few processors, and one that hangs is replaced by the router sooner. The first such link has half of the looks to it.
+LOOK_AT_LINK = 0.25
 
 
 class Hello(msgspec.Struct, frozen=True):
@@ -63,12 +67,17 @@ class Hello(msgspec.Struct, frozen=True):
 _hello_decoder = msgspec.json.Decoder(Hello)
 
 
-class Hole(NamedTuple):
+class Hole:
     """A link broke though the router lists its sibling, of which this is the process."""
 
-    boot_id: str
-    since_s: float
-    process: int
+    def __init__(self, boot_id: str, since_s: float, process: int) -> None:
+        self.boot_id = boot_id
+        self.since_s = since_s
+        self.process = process
+        self.looks = 1.0  # at it, with the next one
+        self.link: LinkSession | None = None  # that was there instead at the last look …
+        self.progress = 0  # … and how far that was
+        self.is_new = True  # no link was there at any look
 
 
 class LinkSession:
@@ -341,14 +350,28 @@ class Links:
         self._loop.call_soon(self._sockets.finish)
 
     def _give_up(self, session: LinkSession) -> None:
-        if session in self._greeting:
-            if session.is_early and session.socket is not None and session.socket.is_hung_up:
-                session.socket.kick(CloseReason.CLIENT_CLOSED)  # it has ended meanwhile; who waits is not read
-            elif session.is_early and session.hello is not None:
-                session.link.end(f"boot id {session.hello.boot_id[:40]!r}, which the router does not know")
-            else:
-                session.link.end(f"no INFO and CONNECT within {HANDSHAKE_S:g} s")
+        was_early = session.is_early
+        if session in self._greeting and not was_early and session.socket is not None:
+            session.socket.drain()  # what has come while this process did not run
             self._sockets.finish()
+        if session not in self._greeting:
+            return
+        dialled = session.dialled
+        sibling = self._siblings.get(dialled.shard) if dialled is not None else None
+        lives = dialled is not None and sibling is not None and sibling.boot_id == dialled.boot_id
+        if lives or session.is_early != was_early:
+            # It has not come to answer: where many shards start on few processors, that takes seconds. (Whoever hangs
+            # is replaced by the router.) Another connection would be answered no sooner, and the end of this one be
+            # a broken link, if it was answered just now. Or its handshake has come, and not the router's word of it.
+            self._loop.call_later(HANDSHAKE_S, self._give_up, session)
+            return
+        if session.is_early and session.socket is not None and session.socket.is_hung_up:
+            session.socket.kick(CloseReason.CLIENT_CLOSED)  # it has ended meanwhile; who waits is not read
+        elif session.is_early and session.hello is not None:
+            session.link.end(f"boot id {session.hello.boot_id[:40]!r}, which the router does not know")
+        else:
+            session.link.end(f"no INFO and CONNECT within {HANDSHAKE_S:g} s")
+        self._sockets.finish()
 
     # ---- siblings
 
@@ -493,31 +516,45 @@ class Links:
             was_whole = not self._missing
             if shard not in self._missing:  # (else it broke again before it was whole: the looks go on)
                 hole = self._missing[shard] = Hole(session.hello.boot_id, self._loop.time(), session.process)
-                self._loop.call_later(LOOK_S, self._look_at_hole, shard, hole, 1.0, self._progress(shard))
+                self._loop.call_later(LOOK_S, self._look_at_hole, shard, hole)
             if was_whole:
                 self._sink.on_hole()
 
-    def _progress(self, shard: int) -> tuple[LinkSession | None, int]:
-        """The link to this shard, and a number that grows while it is being restored."""
+    def _link_instead(self, shard: int, hole: Hole) -> LinkSession | None:
+        """The link to this shard, or the one that is being made."""
         session = self._sessions.get(shard)
-        return session, 0 if session is None else session.link.n_told + self._mesh.n_slices + self.moves.n_slices
+        if session is not None or not hole.process:
+            return session
+        return next((one for one in self._greeting if one.process == hole.process), None)
 
-    def _look_at_hole(self, shard: int, hole: Hole, looks: float, before: tuple[LinkSession | None, int]) -> None:
+    def _look_at_hole(self, shard: int, hole: Hole) -> None:
         if self._missing.get(shard) is not hole:
             return
-        now = self._progress(shard)
-        if now[0] is None and self._sockets.has_ended(hole.process):
+        before, hole.link = hole.link, self._link_instead(shard, hole)
+        if hole.link is None and self._sockets.has_ended(hole.process):
             logger.warning("Shard %d has ended, and the router has not told so: serving on without it", shard)
             self._close_hole(shard)
             return
         most = LOOKS_OF_THE_DIALLED if shard > self._hello.shard else LOOKS_OF_THE_DIALLER
-        if looks >= most:
+        if hole.is_new and hole.link is not None:
+            hole.is_new = False
+            hole.looks = min(hole.looks, most / 2)
+        elif hole.looks >= most:
             for_s = self._loop.time() - hole.since_s
             self._sink.on_given_up(f"the link to shard {shard} broke and could not be made again for {for_s:.3g} s")
             return
-        goes_on = now[0] is not None and now[0] is before[0] and (now[1] > before[1] or now[0].link.is_unheard)
-        looks += LOOK_AT_PROGRESS if goes_on else 1
-        self._loop.call_later(LOOK_S, self._look_at_hole, shard, hole, looks, now)
+        hole.looks += self._look_counts(hole, before)
+        self._loop.call_later(LOOK_S, self._look_at_hole, shard, hole)
+
+    def _look_counts(self, hole: Hole, before: LinkSession | None) -> float:
+        """As much as this look at it counts; `before`: the link of the last one."""
+        link, progress = hole.link, hole.progress
+        if link is None:
+            return 1
+        hole.progress = link.link.n_told + self._mesh.n_slices + self.moves.n_slices
+        if link is not before:  # (another one each time is no better than none)
+            return 1
+        return LOOK_AT_PROGRESS if hole.progress > progress or link.link.is_unheard else LOOK_AT_LINK
 
     def _close_hole(self, shard: int) -> None:
         """That sibling does not live any more, so nothing is missing."""

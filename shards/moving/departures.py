@@ -4,7 +4,8 @@ A batch is small and the next begins after a pause, so that others notice little
 now (it waits for its PONG, a slow receiver, a log-in) is tried again until the time is up. A batch has as many clients
 as their subscriptions allow (Moves.fitting); one that a shard refuses, as where it has not enough descriptors, is
 halved, down to one client. Where a shard takes nobody the others take its share. Clients that go where a placement rule
-says are named, and tried once; any other journey goes before theirs, and that of a shard that leaves before all others.
+says are named, and tried once; any other journey goes before theirs, and that of a shard that leaves before all others:
+there those with few subscriptions go first.
 Called by the worker.
 """
 
@@ -45,6 +46,8 @@ PATIENCE_S = 3.0
 AGAIN_S = 0.05
 # Then those that are left are looked at anew, by the rules that hold by then.
 NAMED_WITHIN_S = 30.0
+# With more subscriptions than these of each fewer would fit one batch: one such client takes as long as many others.
+FEW_SUBSCRIPTIONS = MOST_SUBSCRIPTIONS // BATCH_CLIENTS
 # Clients looked at in one turn, some 3 µs each: others of this shard wait for that.
 LOOK_AT = 8
 # … in one line of the log.
@@ -63,6 +66,8 @@ class Departures:
         self.host: Host | None = None
         # Why this client may not be moved to that shard to make shards even; "": it may.
         self.keeps: Callable[[ClientSession, int], str] = lambda session, to: ""
+        # A client was looked at, and cannot move now because …; "": it can.
+        self.on_look: Callable[[int, str], None] = lambda cid, why: None
         self._named: dict[int, deque[int]] | None = None  # by their shard; None: any clients
         self._next_journey: Callable[[], bool] | None = None
         self._on_next_done: Callable[[int, dict[str, int]], None] | None = None
@@ -78,6 +83,9 @@ class Departures:
         self._looked_at: set[int] = set()
         self._unseen: Iterator[int] = iter(())  # those that are looked at next
         self._slow: set[int] = set()  # who has kept a batch too long, or was refused: they come last, and alone
+        self.light_first = False  # those with few subscriptions
+        self.few_subscriptions = FEW_SUBSCRIPTIONS
+        self._heavy: set[int] = set()  # the others, as far as they were seen
         self._stay: Counter[str] = Counter()
         self._may_follow = False  # one of those that were looked at can move now, or will be able to
         self._moved = 0
@@ -253,20 +261,32 @@ class Departures:
             cid = next(self._unseen, None)
             if cid is None:  # those that have come meanwhile
                 unseen = [cid for cid in self._clients.open if cid not in self._looked_at]
-                self._unseen = iter(sorted(unseen, key=self._slow.__contains__) if self._slow else unseen)
+                for late in filter(None, (self._heavy, self._slow)):
+                    unseen.sort(key=late.__contains__)
+                self._unseen = iter(unseen)
                 cid = next(self._unseen, None)
                 if cid is None:
                     return False
-            self._looked_at.add(cid)
             session = self._clients.open.get(cid)
+            if self.light_first and session is not None and self._is_put_off(session.connection):
+                continue
+            self._looked_at.add(cid)
             if session is None:
                 continue
             why = self.keeps(session, to) or self.host.objection(session, len(self._chosen))
             self._may_follow = self._may_follow or not (self._clients.stays(session) or self.keeps(session, to))
+            self.on_look(cid, why)
             if why:
                 self._stay[why] += 1
             else:
                 self._chosen.append(session)
+        return True
+
+    def _is_put_off(self, client: ClientConnection) -> bool:
+        """Whether it was not known that this client has many subscriptions: it is looked at behind the others."""
+        if client.cid in self._heavy or client.subscriptions <= self.few_subscriptions:
+            return False
+        self._heavy.add(client.cid)
         return True
 
     def _look_for_named(self, cids: deque[int]) -> None:
@@ -339,9 +359,12 @@ class Departures:
     def _keep_few_subscriptions(self) -> None:
         """Look only at as many of those that were chosen as fit into one batch by their numbers of subscriptions."""
         n = subscriptions = 0
+        are_heavy = bool(self._chosen) and self._chosen[0].connection.cid in self._heavy
         for one in self._chosen:
+            cid = one.connection.cid
             subscriptions += one.connection.subscriptions
-            if n and (subscriptions > MOST_SUBSCRIPTIONS or one.connection.cid in self._slow):
+            is_other = cid in self._slow or (cid in self._heavy) != are_heavy
+            if n and (subscriptions > MOST_SUBSCRIPTIONS or is_other):
                 break
             n += 1
         self._leave_for_the_next([one.connection for one in self._chosen[n:]])
@@ -442,7 +465,10 @@ class ToOthers:
         self._to = to
         self._is_moving = False
         self._stay: dict[str, int] = {}
+        self.failing: set[int] = set()  # the ids of those that could not move when they were last looked at
         prefixes.is_leaving = True
+        departures.on_look = self._on_look
+        departures.light_first = True
 
     def move(self, clients: int, within_s: float) -> None:
         """Move so many clients within that time, unless some are being moved.
@@ -460,14 +486,23 @@ class ToOthers:
         self._is_moving = False
         self._stay = stay or self._stay
 
-    def stop(self) -> str:
-        """Begin to move no more; why those that were tried last could not move, or ""."""
+    def _on_look(self, cid: int, why: str) -> None:
+        if why:
+            self.failing.add(cid)
+        else:
+            self.failing.discard(cid)
+
+    def why(self) -> str:
+        """Why those that were tried last have not moved, or ""."""
         under_way = self._departures.batch
-        self._departures.cancel()
         stay = self._departures.reasons or self._stay
         if under_way:
             stay = {**stay, "it is still being moved": under_way}
         return "; ".join(f"{n}: {why}" for why, n in sorted(stay.items())[:MOST_REASONS])
+
+    def stop(self) -> None:
+        """Begin to move no more."""
+        self._departures.cancel()
 
     def hand_over(self) -> None:
         """Have another shard pass on the replies that are due."""

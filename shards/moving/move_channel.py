@@ -141,7 +141,7 @@ class Outgoing:
         self.is_closed = False
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
-            self._sock.connect(path)
+            private_socket.connect(self._sock, path)
         except OSError:
             self._sock.close()
             raise

@@ -6,6 +6,7 @@ connected. Used for links and for clients that move.
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import socket
@@ -27,6 +28,17 @@ def listening_at(path: str, backlog: int) -> socket.socket:
         os.umask(umask_before)
     listening.listen(backlog)
     return listening
+
+
+def connect(sock: socket.socket, path: str) -> None:
+    """Connect to the shard that listens at this path. OSError: none does; PermissionError: another user does.
+
+    That directory is private, but perhaps not those above it: whoever owns one can put another in the place of ours.
+    """
+    sock.connect(path)
+    uid = user_of(sock)
+    if uid != os.geteuid():
+        raise PermissionError(errno.EPERM, f"a process of user {uid} listens there", path)
 
 
 def user_of(sock: socket.socket) -> int:

@@ -29,6 +29,9 @@ MOST_TEXT = 256
 
 _encoder = msgspec.json.Encoder()
 
+# As ClientConnection.take_talk() returns it.
+Taken = tuple[bool, tuple[int, int, int, int], list[tuple[str, int, int, int]], list[tuple[str, str, int]]]
+
 
 class Client(Protocol):
     """What a row needs to know of a client: its session."""
@@ -108,21 +111,36 @@ class ClientRows:
         self._most = most
         self._subjects = subjects
         self._names = names
-        self._left: dict[Who, Line] = {}  # clients that left in this window, by who they were
+        self._left: dict[Who, Line] = {}  # clients that left in this window, or moved, by who they were
         self._rest = Line()
 
     def on_closed(self, client: Client) -> None:
         """The client has left; its connection has its counters and subscriptions still."""
         taken = client.connection.take_talk()
         # Many short connections of the same kind are one row. Nothing else is remembered of a client.
-        who = msgspec.structs.replace(self._who(client), cid=0)
+        line = self._line(msgspec.structs.replace(self._who(client), cid=0))
+        line.connections += 1
+        line.closed += 1
+        if taken is not None:
+            self._add(line, client, taken)
+
+    def on_moved(self, client: Client) -> None:
+        """The client goes on in another shard, whose rows have nothing of what it did here; likewise."""
+        taken = client.connection.take_talk()
+        if taken is not None:
+            line = self._line(self._who(client))
+            line.connections += 1
+            self._add(line, client, taken)
+
+    def _line(self, who: Who) -> Line:
+        """The numbers of clients that are here no more."""
         line = self._left.get(who)
         if line is None:
             line = self._rest if len(self._left) >= self._most else self._left.setdefault(who, Line())
-        line.connections += 1
-        line.closed += 1
-        if taken is None:
-            return
+        return line
+
+    def _add(self, line: Line, client: Client, taken: Taken) -> None:
+        """Add what was taken of a client that is here no more."""
         is_new, counts, said, heard = taken
         line.opened += is_new
         if not any(counts):

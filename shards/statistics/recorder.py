@@ -120,7 +120,7 @@ class Recorder:
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self.history = SubjectHistory()
-        self.unwanted_msgs: dict[str, int] = {}  # by account, in all windows that have ended
+        self.unwanted_msgs: dict[str, int] = {}  # by account, in all windows that have ended; "": of forgotten ones
         self.longest_step_s = 0.0  # the longest step of closing a window, in CPU time
         self._clients: ClientRows | None = None
         if options.max_clients:
@@ -153,6 +153,11 @@ class Recorder:
         """A client has left; its connection has its counters still."""
         if self._clients is not None:
             self._clients.on_closed(client)
+
+    def on_moved(self, client: Client) -> None:
+        """A client goes on in another shard; its connection has its counters and subscriptions still."""
+        if self._clients is not None:
+            self._clients.on_moved(client)
 
     def on_link_gone(self, link: SiblingLink) -> None:
         """A link has ended: add its last counters."""
@@ -228,7 +233,9 @@ class Recorder:
         subjects = 0
         widths: tuple[list[int], list[int]] = ([], [])
         tallies: list[tuple[str, Tally]] = []
+        forgotten = self.unwanted_msgs.keys() - {""}
         for sublist in list(self._sublists()):
+            forgotten.discard(sublist.account.decode())
             at = 0
             while at := sublist.harvest(at, CACHE_SLOTS):
                 yield
@@ -242,6 +249,8 @@ class Recorder:
                 for i, n in enumerate(found):
                     mine[i] += n
             yield  # … and they are not gone through in one turn
+        for account in forgotten:
+            self.unwanted_msgs[""] = self.unwanted_msgs.get("", 0) + self.unwanted_msgs.pop(account)
         window = self._close_window()
         client_lines: list[bytes] = []
         of_clients = [0, 0, 0, 0]

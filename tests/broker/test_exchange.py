@@ -1771,7 +1771,6 @@ def test_what_another_server_says_is_traced_is_not_where_it_is_sent_on(
     for engine in (cluster.members[0].mesh.engines[shard] for shard in (0, 1)):
         assert engine.probe.mesh is not None
         engine.probe.fanout.tracing = MessageTracing(Options(), engine.probe.mesh, told, {})  # type: ignore[arg-type]
-    cluster.members[0].exchange.is_traced = True
     goes, _, stays, _ = cluster.members[0].clients
     for client in (goes, stays):
         client.feed(b"SUB a q 1\r\n")
@@ -1786,6 +1785,33 @@ def test_what_another_server_says_is_traced_is_not_where_it_is_sent_on(
     assert {payload for _, payload in stays.messages()} == {b"%02d" % number for number in range(20)}
     assert not told.documents
     end.link.leave()
+    cluster.close()
+
+
+@pytest.mark.parametrize("group", [b"", b"| q "], ids=["plain", "of a group"])
+def test_other_servers_hear_where_a_trace_has_been(group: bytes):
+    """Without it a nats-server 2.15 that is told by this one traced it as if it began there; clients do not see it."""
+    cluster = Members(1, fenced=False)
+    member = cluster.members[0]
+    for shard in (0, 1):
+        engine = member.mesh.engines[shard]
+        assert engine.probe.mesh is not None
+        engine.probe.fanout.tracing = MessageTracing(Options(), engine.probe.mesh, Told(), {})  # type: ignore[arg-type]
+    client = member.clients[0]
+    client.feed(b"SUB a 1\r\n")
+    route = server(cluster, "route", b"RS+ $G a", b"RS+ $G a q 1")
+    leaf, other = (server(cluster, "leaf", b"LS+ a", b"LS+ a q 1", of=of) for of in ("one", "two"))
+    header = b"NATS/1.0\r\nNats-Trace-Dest: t\r\nNats-Trace-Hop: 7\r\n\r\n"
+    for number in range(3):  # (runs, too)
+        words = b"HMSG a %b%d %d\r\n%b%d\r\n" % (group, len(header), len(header) + 1, header, number)
+        leaf.engine.probe.feed(leaf.socket, words)
+    cluster.settle()
+    for end in (route, other):
+        assert bytes(end.socket.sent).count(header) == 3
+    got = client.take()
+    assert got.count(b"Nats-Trace-Dest: t\r\n") == 3 and b"Nats-Trace-Hop" not in got
+    for end in (route, leaf, other):
+        end.link.leave()
     cluster.close()
 
 

@@ -1197,6 +1197,47 @@ def test_nobody_responds_between_the_marks_where_the_only_subscriber_had_gone_be
     mesh.close()
 
 
+def begun_with_one_that_has_hung_up(queue: bytes) -> tuple[Stepwise, EngineClient, EngineClient]:
+    """The move of two clients of which nothing is written down; who has hung up, and another subscriber of `a`."""
+    moving = Stepwise()
+    mesh = moving.mesh
+    leaver, other, _, _, member, _ = mesh.clients
+    for one in (leaver, member):
+        one.feed(b"SUB a %b 1\r\n" % queue)
+    mesh.settle()
+    moving.begin(leaver, other)
+    moving.hosts[OLD].probe.moves.on_hung_up(leaver.connection)
+    return moving, leaver, member
+
+
+def test_who_has_hung_up_before_it_is_written_down_takes_nothing_of_siblings():
+    """They chose its shard before they could know."""
+    moving, leaver, member = begun_with_one_that_has_hung_up(b"q")
+    published(moving.mesh.clients[2], *map(str, range(40)))
+    moving.mesh.carry_all(*moving.mesh.ends)
+    moving.mesh.carry_all(*moving.mesh.ends)
+    assert payloads(leaver) == []
+    assert sorted(payloads(member), key=int) == [str(n) for n in range(40)]
+    moving.mesh.close()
+
+
+@pytest.mark.parametrize("misses", [False, True], ids=["nothing was refused", "something was refused"])
+def test_who_has_hung_up_and_stays_gets_nothing_behind_what_was_refused(misses):
+    """Else it is as any client whose end is not read yet."""
+    moving, leaver, _ = begun_with_one_that_has_hung_up(b"")
+    mesh = moving.mesh
+    if misses:
+        published(mesh.clients[2], "refused")
+        mesh.carry_all(*mesh.ends)
+    moving.hosts[OLD].probe.moves.stop()
+    moving.go_on_everywhere()
+    published(mesh.clients[2], "behind")
+    moving.go_on_everywhere()
+    assert payloads(leaver) == ([] if misses else ["behind"])
+    assert leaver.socket.is_deaf == misses
+    mesh.close()
+
+
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_what_waits_for_a_client_without_headers_that_leaves_keeps_its_header_for_another_member(moving, place):
     mesh = moving.mesh

@@ -6,6 +6,8 @@ test says otherwise.
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 
 from gnatswarm.broker import due_replies, rules, service_imports
@@ -636,10 +638,159 @@ def test_requests_that_nobody_answers_are_bounded_in_bytes(made):
         asks.feed(b"PUB s %b.%d 0\r\n\r\n" % (long, number))
     imports = made.imports[NEW]
     assert n // 2 < imports.waiting + imports.n_expired == n
-    assert imports.waiting * 60_000 < 64 << 20
+    assert 60 << 20 < imports.waiting * 60_000 < 64 << 20
     for number in range(2000):
         asks.feed(b"PUB s r.%d 0\r\n\r\n" % number)
     made.sweep(10 * THRESHOLD_US)
     assert imports.waiting == 0
     asks.feed(b"".join(b"PUB s %b.%d 0\r\n\r\n" % (long, number) for number in range(1000)))
     assert imports.waiting == 1000  # what was forgotten counts no more
+
+
+@pytest.mark.parametrize("reply", [b"in", b"in." + b"x" * 3000], ids=["many", "long"])
+def test_an_account_whose_requests_nobody_answers_takes_no_other_s_answers(made, reply):
+    """There is room for so many requests; who asks more than anybody else gives up his own oldest ones."""
+    there = made.mesh.engines[OLD].probe.mesh
+    a, d = there.account(b"A"), there.account(b"D")
+    d.set_rules([], [rules.ServiceImport(d, a, b"s", b"s", rules.RESPONSE_KINDS["singleton"], THRESHOLD_US)])
+    responder = made.client(OLD, b"A", b"SUB s 1\r\n")
+    listener = made.client(OLD, b"D", b"SUB in 1\r\nPUB s in 0\r\n\r\n")
+    [due] = made.requested(responder)
+    flood = made.client(OLD, b"B", b"SUB in 1\r\n")
+    imports, n = made.imports[OLD], 300_000 if reply == b"in" else 30_000
+    for start in range(0, n, 5000):
+        flood.feed(b"PUB s %b 0\r\n\r\n" % reply * min(5000, n - start))
+        last = responder.take()
+    assert imports.n_expired > 0
+    answer(responder, due, b"for D")
+    answer(responder, frames(last)[-1].reply, b"for B")
+    made.mesh.settle()
+    assert heard(listener) == [b"for D"]
+    assert heard(flood) == ([b"for B"] if reply == b"in" else [])
+    made.mesh.close()
+
+
+def test_who_asks_through_another_account_takes_none_of_its_answers(made):
+    """C asks B, which imports from A what C asks for: that is two requests of C."""
+    responder = made.client(OLD, b"A", b"SUB s 1\r\n")
+    listener = made.client(OLD, b"B", b"SUB in 1\r\nPUB s in 0\r\n\r\n")
+    [due] = made.requested(responder)
+    flood = made.client(OLD, b"C", b"SUB in 1\r\n")
+    imports = made.imports[OLD]
+    for _ in range(30):
+        flood.feed(b"PUB s in 0\r\n\r\n" * 5000)
+        last = responder.take()
+    assert imports.n_expired > 0
+    answer(responder, due, b"for B")
+    answer(responder, frames(last)[-1].reply, b"for C")
+    made.mesh.settle()
+    assert heard(listener) == [b"for B"]
+    assert heard(flood) == [b"for C"]
+    made.mesh.close()
+
+
+def test_who_asks_many_services_takes_no_more_room_for_that(made):
+    """Requests wait by account and threshold; what counts is what waits of the account."""
+    there = made.mesh.engines[OLD].probe.mesh
+    a, d = there.account(b"A"), there.account(b"D")
+    kind = rules.RESPONSE_KINDS["singleton"]
+    d.set_rules([], [rules.ServiceImport(d, a, b"s", b"s%d" % n, kind, THRESHOLD_US + n) for n in range(20)])
+    responder = made.client(OLD, b"A", b"SUB s 1\r\n")
+    listener = made.client(OLD, b"B", b"SUB in 1\r\n" + b"PUB s in 0\r\n\r\n" * 20_000)
+    due = made.requested(responder)
+    flood = made.client(OLD, b"D")
+    for _ in range(60):
+        flood.feed(b"".join(b"PUB s%d in 0\r\n\r\n" % (number % 20) for number in range(5000)))
+        responder.take()
+    assert made.imports[OLD].n_expired > 0
+    answer(responder, due[0], b"for B")
+    made.mesh.settle()
+    assert heard(listener) == [b"for B"]
+    made.mesh.close()
+
+
+def lanes() -> int:
+    gc.collect()
+    return sum(type(one).__name__ == "Lane" for one in gc.get_objects())
+
+
+def ask_of_many(made, n: int) -> list[bytes]:
+    """Five requests of B, and one of each of so many accounts, to A. Returns where answers go."""
+    there = made.mesh.engines[OLD].probe.mesh
+    a = there.account(b"A")
+    responder = made.client(OLD, b"A", b"SUB s 1\r\n")
+    made.client(OLD, b"B", b"SUB in 1\r\n" + b"PUB s in 0\r\n\r\n" * 5)
+    for number in range(n):
+        name = b"N%d" % number
+        account = there.account(name)
+        account.set_rules(
+            [], [rules.ServiceImport(account, a, b"s", b"s", rules.RESPONSE_KINDS["singleton"], THRESHOLD_US)]
+        )
+        made.client(OLD, name, b"SUB in 1\r\nPUB s in 0\r\n\r\n")
+    replies: list[bytes] = made.requested(responder)
+    return replies
+
+
+def test_requests_of_many_accounts_are_looked_at_in_turn(made, monkeypatch):
+    """The shard does something else between them. At last none is left, nor a number."""
+    monkeypatch.setattr(service_imports, "MOST_LANES_SWEPT", 4)
+    before = lanes()
+    ask_of_many(made, 10)
+    waiting = [made.imports[OLD].waiting]
+    for _ in range(4):
+        made.sweep(2 * THRESHOLD_US)
+        waiting.append(made.imports[OLD].waiting)
+    assert waiting == [15, 8, 4, 0, 0]
+    assert lanes() == before
+    made.mesh.close()
+
+
+def test_of_more_requests_than_are_looked_at_some_of_each_account_are_listed(made, monkeypatch):
+    replies = ask_of_many(made, 3)
+    assert [reply for reply, *_ in made.imports[OLD].due(b"A", 10)] == replies
+    monkeypatch.setattr(service_imports, "MOST_LISTED_FROM", 5)
+    assert sorted(importer for _, importer, *_ in made.imports[OLD].due(b"A", 10)) == [b"B", b"B", b"N0", b"N1", b"N2"]
+    assert len(made.imports[OLD].due(b"A", 2)) == 2
+    made.mesh.close()
+
+
+def test_accounts_that_ask_once_and_go_leave_nothing_behind(made):
+    """Their names may come and go for months; who waits meanwhile gets his answer."""
+    there = made.mesh.engines[OLD].probe.mesh
+    a = there.account(b"A")
+    responder = made.client(OLD, b"A", b"SUB s 1\r\n")
+    waits = made.client(OLD, b"B", b"SUB in 1\r\nPUB s in 0\r\n\r\n")
+    [due] = made.requested(responder)
+    before = lanes()
+
+    def ask(name: bytes) -> tuple[EngineClient, bytes]:
+        account = there.account(name)
+        account.set_rules(
+            [], [rules.ServiceImport(account, a, b"s", b"s", rules.RESPONSE_KINDS["singleton"], THRESHOLD_US)]
+        )
+        asker = made.client(OLD, name, b"SUB in 1\r\nPUB s in 0\r\n\r\n")
+        [reply] = made.requested(responder)
+        return asker, reply
+
+    asked = [ask(b"N%d" % number) for number in range(20)]
+    for several in (asked[:10], asked[10:]):
+        for asker, reply in several:
+            answer(responder, reply, b"yes")
+            made.mesh.settle()
+            assert heard(asker) == [b"yes"]
+        made.sweep(0)
+    for number in range(1000, 1050):
+        asker, reply = ask(b"N%d" % number)
+        asked += [(asker, reply)]
+        answer(responder, reply, b"yes")
+        made.mesh.settle()
+        assert heard(asker) == [b"yes"]
+        made.sweep(0)
+    # Each is told a number of its lane, which others have had before.
+    numbers = {reply[len(made.imports[OLD].reply_prefix) :][:4] for _, reply in asked}
+    assert len(numbers) == 20, numbers
+    assert lanes() == before
+    answer(responder, due, b"at last")
+    made.mesh.settle()
+    assert heard(waits) == [b"at last"]
+    made.mesh.close()

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from gnatswarm.broker import rules
+from gnatswarm.broker import options, rules
 from gnatswarm.broker.options import Options
+from gnatswarm.broker.permissions import Permissions
 from gnatswarm.broker.service_imports import ServiceImports
 from tests.support.engine import NO_ECHO, QUIET, WITH_HEADERS, EngineClient, frames
 from tests.support.mesh import Mesh, of_account
@@ -155,6 +156,43 @@ def test_a_member_that_logs_in_anew_takes_what_siblings_sent_before_they_knew(ma
     mesh.settle()
     assert sorted(got(member)) == sorted([*range(20), *range(20)]), "each group takes each message"
     assert (connection.lingers, member.session.times_left) == (False, 1)
+
+
+@pytest.mark.parametrize(
+    ("permissions", "gets"),
+    [
+        (None, [1, 2]),
+        (options.Permissions(subscribe_allow=("a.*",)), [1, 2]),
+        (options.Permissions(subscribe_deny=("b",)), [1, 2]),
+        (options.Permissions(subscribe_deny=("a.x",)), [1]),  # of what it has subscribed to, that is not delivered
+        (options.Permissions(subscribe_allow=("b",)), [1]),
+    ],
+)
+@pytest.mark.parametrize("account", [b"$G", b"I"])
+@pytest.mark.parametrize("has_others", [False, True])
+def test_a_member_that_has_left_takes_what_its_new_permissions_allow(make, permissions, gets, account, has_others):
+    """A reload may change them while a message of a sibling is on its way; also one that its account imports."""
+    mesh = make()
+    for engine in mesh.engines.values():
+        accounts = engine.probe.mesh
+        accounts.account(b"I").streams = [rules.StreamImport(accounts.account(b"$G"), b"a.*", b"a.*")]
+    old = Permissions(options.Permissions(subscribe_deny=("c",)))
+    member = of_account(mesh, 1, account)
+    member.connection.enter(mesh.engines[1].probe.mesh.account(account), old)
+    member.feed(b"SUB a.* q 1\r\n" + b"SUB a.y 2\r\n" * has_others)
+    mesh.settle()
+    publish(mesh, 0, 1, subject=b"a.x")
+    member.feed(b"UNSUB 1\r\nPING\r\n")
+    mesh.carry_all((0, 1))
+    publish(mesh, 0, 2, subject=b"a.x")
+    member.connection.enter(
+        mesh.engines[1].probe.mesh.account(account), None if permissions is None else Permissions(permissions)
+    )
+    mesh.settle()
+    assert got(member) == gets
+    member.connection.end_some(9)
+    mesh.settle()
+    assert (member.connection.is_ending, member.connection.lingers) == (False, False)
 
 
 def test_what_was_sent_on_comes_back_to_a_member_that_has_left_if_the_other_is_gone(make):

@@ -33,6 +33,7 @@ from gnatswarm.router.supervision.operator_socket import (
 )
 from tests.clients.programs import PROGRAMS, ROOT, Missing, Unobtainable
 from tests.support.authority import Authority
+from tests.support.ports import free_port
 from tests.support.servers import KINDS, Broker, BrokerUnavailable, Log, oracle_is_required
 
 SERVERS = ("gnatswarm", "nats-server")
@@ -46,6 +47,8 @@ CHECKS = {
 }
 DEADLINE_S = 60
 SHARDS = 2
+# The first test of a client builds its program, for which it has five minutes.
+pytestmark = pytest.mark.timeout(1200)
 
 
 @dataclass
@@ -75,7 +78,7 @@ def serving(name: str, directory: Path, config: str = "") -> Iterator[Server]:
     except BrokerUnavailable as error:
         (pytest.fail if oracle_is_required() else pytest.skip)(str(error))
     with contextlib.ExitStack() as stack:
-        oracle = stack.enter_context(Broker(KINDS["nats-server"], config=config or None))
+        oracle = stack.enter_context(Broker(KINDS["nats-server"], config=config or None, port=free_port()))
 
         def crash() -> None:
             oracle.stop(signal.SIGKILL)
@@ -131,7 +134,7 @@ def run(client: str, check: str, server: Server, **environment: str) -> None:
 
 def publish(url: str, subject: str, payload: bytes) -> None:
     host, port = url.removeprefix("nats://").split(":")
-    with socket.create_connection((host, int(port)), timeout=10) as sock:
+    with socket.create_connection((host, int(port)), timeout=30) as sock:
         sock.sendall(
             b'CONNECT {"verbose":false}\r\nPUB %b %d\r\n%b\r\nPING\r\n' % (subject.encode(), len(payload), payload)
         )

@@ -21,6 +21,8 @@ from tests.support.wire import Client
 from tests.system.test_cluster import cluster_config, ended, is_meshed, route_port, started
 
 DEADLINE_S = 60
+# The first test of a client builds its program, for which it has five minutes.
+pytestmark = pytest.mark.timeout(1200)
 RUN = 20  # messages after each failover
 # After its first failover it hears of no more members, at a nats-server neither.
 WITHOUT_NEWS = {"Python, `nats-core`"}

@@ -25,7 +25,7 @@ from tests.support.servers import HOST, KINDS, Broker, BrokerUnavailable, Kind, 
 
 IMPORTED_FROM = str(pathlib.Path(gnatswarm.__file__).parent.parent)
 ENVIRONMENT = {"NUMBER": "4555", "BROKEN": "{a:", "BLANKS": "a b"}
-DEADLINE_S = 20.0
+DEADLINE_S = 40.0
 
 
 class Outcome(NamedTuple):

@@ -74,6 +74,26 @@ async def test_an_authorization_block_locks_it_as_in_the_newer_server(pair: tupl
             assert await let_in(broker.port, {}) is (name == "nats-server")
 
 
+HASH = "$2a$04$Ot41DzDFIn3jPJE2nUD2vO3NXV9tqVi2bMMbEYfYLbDyQdoFzo8Ma"
+NKEY = "UDXU4RCSJNZOIQHZNWXHXORDPRTGNJAHAHFRGZNEEJCPQTT2M7NLCNF4"
+
+
+async def test_a_guest_whose_password_is_a_hash_is_let_in_here_alone(pair: tuple[str, str]) -> None:
+    config = f'authorization {{ users [ {{user: g, password: "{HASH}"}} ] }}\nno_auth_user: g'
+    for name in pair:
+        with Broker(KINDS[name], config=config) as broker:
+            assert await let_in(broker.port, {}) is name.startswith("gnatswarm"), name
+
+
+async def test_who_names_the_guests_nkey_without_its_signature_is_let_in_there_alone() -> None:
+    config = f"authorization {{ users [ {{nkey: {NKEY}}} ] }}\nno_auth_user: {NKEY}"
+    require(KINDS[PAIRS[1][0]])
+    for name in PAIRS[1]:
+        with Broker(KINDS[name], config=config) as broker:
+            assert await let_in(broker.port, {})
+            assert await let_in(broker.port, {"nkey": NKEY}) is (name == "nats-server-2.15"), name
+
+
 @pytest.mark.kinds("gnatswarm-1", "gnatswarm-2")
 async def test_guests_are_in_the_global_account_by_websocket_too_until_a_reload_locks_it(
     start_broker: Callable[..., Broker], tmp_path: Path

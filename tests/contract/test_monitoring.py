@@ -274,7 +274,7 @@ async def test_a_subject_with_any_characters_may_be_tested(sides, test):
 async def test_a_path_with_empty_parts_leads_to_the_page(sides, path):
     answers = []
     for side in sides:
-        connection = http.client.HTTPConnection(HOST, side.pages.port, timeout=10)
+        connection = http.client.HTTPConnection(HOST, side.pages.port, timeout=30)
         connection.putrequest("GET", path)
         connection.endheaders()
         response = await asyncio.to_thread(connection.getresponse)

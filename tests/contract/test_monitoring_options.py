@@ -73,6 +73,43 @@ def test_the_general_page_says_the_same_of_the_options(text: str, tmp_path: Path
     assert different.keys() <= OF_ONE_RUN, different
 
 
+# One port each; its block on the page is compared.
+PORTS = {
+    "cluster": "cluster { name: c, port: -1 }",
+    "encrypted cluster": "cluster { name: c, port: -1, tls { {pair}, ca_file: '{ca}' } }",
+    "cluster with timeouts": "cluster { name: c, port: -1, routes: ['nats://127.0.0.1:1'], "
+    "authorization { user: a, password: b, timeout: 4 }, tls { {pair}, ca_file: '{ca}', timeout: 5 } }",
+    "leaf nodes": "leafnodes { port: -1, tls { {pair}, ca_file: '{ca}', verify: true, timeout: 3 } }",
+    "leaf nodes with a timeout": "leafnodes { port: -1, authorization { timeout: 5 }, tls { {pair} } }",
+    "websocket": "websocket { port: -1, tls { {pair} } }",
+    "clients": "tls { {pair} }",
+}
+NEWER_PORTS = {
+    "cluster that waits": "cluster { name: c, port: -1, write_deadline: '3s', write_timeout: close }",
+    "clients that are waited for": "write_timeout: retry",
+    "the default": "write_timeout: default",
+    "clients with several certificates": "tls { certs: [ { {pair} } ] }",
+}
+OLD_AND_NEW = [("nats-server", "gnatswarm-2"), ("nats-server-2.15", "gnatswarm-2-as-2.15")]
+CASES = [(text, *pair) for text in PORTS.values() for pair in OLD_AND_NEW]
+CASES += [(text, *OLD_AND_NEW[1]) for text in NEWER_PORTS.values()]
+
+
+@pytest.mark.parametrize(("text", "theirs", "ours"), CASES)
+def test_the_general_page_says_the_same_of_each_port(text: str, theirs: str, ours: str, tmp_path: Path) -> None:
+    require(KINDS[theirs])
+    authority = Authority(tmp_path)
+    config = text.replace("{pair}", authority.server().lines).replace("{ca}", str(authority.path))
+    shown = []
+    for page in (general(name, config, authority) for name in (theirs, ours)):
+        block = page.get({"leafnodes": "leaf"}.get(text.split()[0], text.split()[0]), {})
+        # (the port that it got, and what there is of a pool)
+        found = {name: value for name, value in block.items() if name not in ("port", "cluster_port", "pool_size")}
+        clients = {name: page.get(name) for name in ("auth_timeout", "write_timeout", "tls_cert_not_after")}
+        shown.append((list(found.items()), clients))
+    assert shown[0] == shown[1]
+
+
 REFUSED = {
     "a user": "authorization { user: a, pass: b }",
     "a hash": f'authorization {{ users [ {{user: a, pass: "{HASH}"}} ] }}',

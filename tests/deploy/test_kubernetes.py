@@ -22,6 +22,7 @@ from gnatswarm.router.config import cores
 from gnatswarm.router.config.flags import parse
 from gnatswarm.router.config.options_build import build
 from gnatswarm.router.monitoring.metrics import Accounts, exposition
+from gnatswarm.shards.boundary.rows import DeniedRow
 from tests.router.monitoring.broker_facts import A_LEAF, facts, shard
 from tests.support import swarm
 from tests.support.authority import Authority
@@ -200,7 +201,7 @@ def test_a_cpu_limit_is_that_many_shards(container: dict[str, Any], tmp_path: Pa
 
 
 def test_alerts_ask_for_metrics_that_there_are() -> None:
-    denied = [{"account": "$G", "user": "u", "publishes": 1, "subscriptions": 1, "waits": 1}]
+    denied = [(0, DeniedRow("$G", "u", publishes=1, subscriptions=1, waits=1))]
     shown = exposition(facts(shard(0), options=A_LEAF), [], {}, Accounts(unwanted_msgs={0: 1}), denied, 1)
     known = {sample.name for family in text_string_to_metric_families(shown) for sample in family.samples} | {"up"}
     rules = yaml.safe_load((ROOT / "deploy" / "prometheus" / "gnatswarm.rules.yml").read_text())

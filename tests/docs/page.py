@@ -13,7 +13,6 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,8 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.support.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
@@ -250,9 +251,7 @@ class Reader:
 
     def _port(self, shown: str) -> str:
         if shown not in self._ports:
-            with socket.socket() as sock:
-                sock.bind(("127.0.0.1", 0))
-                self._ports[shown] = str(sock.getsockname()[1])
+            self._ports[shown] = str(free_port())
         return self._ports[shown]
 
     def _compare(self, block: Block, step: Step, command: str, text: str) -> None:

@@ -76,7 +76,7 @@ def reader() -> Iterator[Reader]:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(400)  # some pages start dozens of programs
+@pytest.mark.timeout(1200)  # some pages start dozens of programs
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_a_page_says_what_happens(path: Path, reader: Reader) -> None:
     for block in typed(path):

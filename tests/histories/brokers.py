@@ -5,26 +5,35 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from random import Random
 from typing import Any
 
 from gnatswarm.router.commands.operator_commands import NotFound, exchange, find
 from gnatswarm.router.supervision.operator_socket import (
+    FollowRequest,
     MoveRequest,
     OperatorRequest,
     RebalanceRequest,
     ReloadRequest,
     RestartRequest,
     ScaleRequest,
+    UpgradeRequest,
 )
+from tests.histories import doors
+from tests.histories.doors import Door
 from tests.histories.generator import Faults, Generator
+from tests.histories.workload import FILLINGS, LARGE_FILLINGS
 from tests.support import swarm
+from tests.support.authority import Authority
+from tests.support.framed import websocket_port
 from tests.support.servers import KINDS, Broker, Kind, Log, wait_until
 
 ORACLE = KINDS["nats-server"]
@@ -38,13 +47,14 @@ MOST_PAUSE_S = 0.05
 SERVES_DEADLINE_S = 30.0
 # Of what is mixed, how often each happens.
 MIXED_EACH = 3
+STORMS = 8
 # A broker whose router dies five times within ten seconds ends.
 MOST_ROUTER_DEATHS, ROUTER_DEATHS_WITHIN_S = 3, 11.0
 UNREACHED = (AssertionError, OSError, EOFError, NotFound)
 # All clients are this user.
 GUESTS = (
-    "authorization {{ users: [ {{ user: guest, password: none, permissions: {{ publish: {{ deny: [{denied}] }}, "
-    "subscribe: {{ deny: [{denied}] }} }} }} ] }}\nno_auth_user: guest\n"
+    f"max_payload: 1000000\nauthorization {{ users: [ {{ user: guest, password: none, {doors.OPEN} }} ] }}\n"
+    "no_auth_user: guest\naccounts { X0: { } }\n"
 )
 
 
@@ -150,6 +160,62 @@ def restarts(broker: Broker) -> Faults:
     return happen
 
 
+def upgrades(broker: Broker) -> Faults:
+    """Every process is replaced, two times; its clients go on."""
+
+    async def happen(generator: Generator) -> None:
+        for number in (1, 2):
+            await generator.wait_done(generator.operations * number // 3)
+            generator.note_fault("upgrade", everywhere(broker))
+            await asyncio.to_thread(upgrade, broker)
+            await wait_serves(broker, broker.kind.shards)
+            generator.note_mended()
+
+    return happen
+
+
+def upgrade(broker: Broker, must: bool = True) -> None:
+    """Replace every process by the same program; `must`: it may not be refused."""
+    request: OperatorRequest = UpgradeRequest()
+    until = time.monotonic() + 3 * SERVES_DEADLINE_S
+    while time.monotonic() < until:
+        try:
+            reply = exchange(find(broker.pid, broker.port), request, SERVES_DEADLINE_S, lambda text: None)
+        except UNREACHED:
+            request = FollowRequest()
+        else:
+            assert not (must and reply.error), reply.error
+            return
+
+
+def moves(broker: Broker) -> Faults:
+    """Clients move all the time, and between them an even share to each shard is made again."""
+
+    async def happen(generator: Generator) -> None:
+        rng = generator.drawn()
+        generator.note_fault("moves", [])
+        while generator.done < generator.operations:
+            for _ in range(3):
+                await move_some(broker, rng)
+            await tried(broker, RebalanceRequest())
+        generator.note_mended()
+
+    return happen
+
+
+def reloads(broker: Broker) -> Faults:
+    """The configuration is read anew all the time, and always says something else."""
+
+    async def happen(generator: Generator) -> None:
+        rng = generator.drawn()
+        generator.note_fault("reloads", [])
+        while generator.done < generator.operations:
+            await reload_others(broker, rng)
+        generator.note_mended()
+
+    return happen
+
+
 def kills_of_those_who_move(broker: Broker) -> Faults:
     """Many clients of a shard are moved to another one, and one of the two is killed meanwhile (SIGKILL)."""
 
@@ -194,20 +260,42 @@ def mixes(broker: Broker) -> Faults:
     return happen
 
 
+def storms(broker: Broker) -> Faults:
+    """All that is mixed, and kills of shards, restarts and upgrades, three at once."""
+
+    async def happen(generator: Generator) -> None:
+        rng = generator.drawn()
+        names = sorted(STORM)
+        for number in range(1, STORMS + 1):
+            await generator.wait_done(generator.operations * number // (STORMS + 1))
+            three = sorted(rng.sample(names, 3))
+            generator.note_fault(" and ".join(three), [str(shard) for shard in range(64)])
+            await asyncio.gather(*(STORM[name](broker, rng) for name in three))
+            await asyncio.to_thread(wait_until, partial(is_whole, broker), SERVES_DEADLINE_S)
+            generator.note_mended()
+
+    return happen
+
+
+async def kill_one(broker: Broker, rng: Random) -> None:
+    rows = (await asyncio.to_thread(status_soon, broker))["shards"]
+    pid = rng.choice([row["pid"] for row in rows if row["phase"] == "ready"] or [0])
+    await asyncio.to_thread(threading.Event().wait, rng.random() * MOST_PAUSE_S)
+    with suppress(AssertionError, ProcessLookupError):  # (it may have left)
+        swarm.signal_shard(broker, pid)
+
+
 async def move_some(broker: Broker, rng: Random) -> None:
     old, new = rng.sample(range(broker.kind.shards), 2)
     await tried(broker, MoveRequest(old, new, rng.randint(1, 12)))
 
 
 async def reload_others(broker: Broker, rng: Random) -> None:
-    """Accounts come and go, limits change, and what its clients may not do; nobody is there whom that concerns."""
+    """Accounts come and go, and limits and rights change; nobody is there whom that concerns."""
     assert broker.directory is not None
     path = broker.directory / "broker.conf"
-    denied = ", ".join(f'"no.{number}"' for number in range(rng.randint(1, 9)))
-    accounts = ", ".join(f"X{number}: {{ }}" for number in rng.sample(range(9), 4))
-    more = f"max_payload: {rng.randint(60_000, 70_000)}\naccounts {{ {accounts} }}\n"
     new = path.with_suffix(f".{rng.random()}")
-    new.write_text(more + GUESTS.format(denied=denied))
+    new.write_text(doors.varied(broker.config or "", rng))
     new.replace(path)
     await tried(broker, ReloadRequest())
 
@@ -276,6 +364,14 @@ MIXED = {
 }
 
 
+STORM = {
+    **MIXED,
+    "kill -9": kill_one,
+    "restart": lambda broker, _rng: tried(broker, RestartRequest()),
+    "upgrade": lambda broker, _rng: asyncio.to_thread(partial(upgrade, broker, must=False)),
+}
+
+
 def everywhere(broker: Broker) -> list[str]:
     """All shards: nobody is told to which of them a connection has moved."""
     return [str(shard) for shard in range(broker.kind.shards)]
@@ -294,17 +390,33 @@ class Target:
     kind: Kind
     servers: int = 1
     config: str = ""  # of each
+    has_house: bool = False  # all doors, in place of `config`
+    fillings: tuple[int, ...] = FILLINGS
     faults: Callable[[Broker], Faults] | None = None
     must_hold: bool = True  # False: shown for comparison; its violations fail nothing
 
     @contextmanager
-    def running(self) -> Iterator[list[Broker]]:
+    def running(self) -> Iterator[tuple[list[Broker], list[Door]]]:
+        """The brokers, and where clients come in."""
         with ExitStack() as stack:
-            if self.servers == 1:
-                args = [] if self.kind.is_oracle else ["--no-stats"]
-                yield [stack.enter_context(Broker(self.kind, args, self.config or None))]
+            args = [] if self.kind.is_oracle else ["--no-stats"]
+            if self.has_house:
+                authority = Authority(Path(stack.enter_context(tempfile.TemporaryDirectory())))
+                is_secure = bool(os.urandom(1)[0] & 1)
+                config = doors.house(authority.server(), is_secure)
+                broker = stack.enter_context(
+                    Broker(self.kind, args, config, by_fork=self.faults not in (upgrades, storms))
+                )
+                context = authority.client_context()
+                # What a killed shard has kept for clients that have moved from it is lost: whom to pass answers to.
+                may_ask = self.faults not in (kills_of_those_who_move, storms)
+                yield [broker], doors.doors(broker.port, websocket_port(broker), context, is_secure, may_ask)
+            elif self.servers == 1:
+                broker = stack.enter_context(Broker(self.kind, args, self.config or None))
+                yield [broker], [Door(broker.port)]
             else:
-                yield cluster(stack, self.kind, self.servers, self.config)
+                brokers = cluster(stack, self.kind, self.servers, self.config)
+                yield brokers, [Door(broker.port) for broker in brokers]
 
 
 def cluster(stack: ExitStack, kind: Kind, servers: int, config: str) -> list[Broker]:
@@ -327,10 +439,6 @@ def routes_of(log: Log) -> int:
     return log.text.count("Route connection created") - log.text.count("Duplicate Route")
 
 
-def ports(brokers: Sequence[Broker]) -> list[int]:
-    return [broker.port for broker in brokers]
-
-
 PLAIN = tuple(Target(name, KINDS[name]) for name in ("gnatswarm-1", "gnatswarm-2", "gnatswarm-4"))
 FAULTY = (
     replace(PLAIN[1], name="gnatswarm-2-paused", faults=pauses),
@@ -341,7 +449,28 @@ FAULTY = (
     replace(PLAIN[1], name="gnatswarm-2-grown", faults=grows),
     replace(PLAIN[2], name="gnatswarm-4-restarted", faults=restarts),
     replace(PLAIN[2], name="gnatswarm-4-killed-in-moves", faults=kills_of_those_who_move),
-    replace(PLAIN[2], name="gnatswarm-4-mixed", faults=mixes, config=GUESTS.format(denied='"no"')),
+    replace(PLAIN[2], name="gnatswarm-4-mixed", faults=mixes, config=GUESTS),
+)
+SIX = Kind("gnatswarm-6", shards=6)
+DOORS = Target("gnatswarm-6-doors", SIX, has_house=True, fillings=LARGE_FILLINGS)
+HOUSED = (
+    DOORS,
+    *(
+        replace(DOORS, name=f"gnatswarm-6-doors-{name}", faults=faults)
+        for name, faults in {
+            "paused": pauses,
+            "killed": kills,
+            "scaled": scales,
+            "restarted": restarts,
+            "upgraded": upgrades,
+            "killed-in-moves": kills_of_those_who_move,
+            "moved": moves,
+            "reloaded": reloads,
+            "mixed": mixes,
+            "stormed": storms,
+        }.items()
+    ),
+    replace(DOORS, name="gnatswarm-2-doors-grown", kind=KINDS["gnatswarm-2"], faults=grows),
 )
 # PONGs wait for other members, so that it keeps all that one broker does.
 CLUSTERED = (
@@ -351,4 +480,4 @@ ORACLES = (
     Target("nats-server", ORACLE),
     Target("nats-server-cluster-of-3", ORACLE, servers=3, must_hold=False),
 )
-TARGETS = {target.name: target for target in (*PLAIN, *FAULTY, *CLUSTERED, *ORACLES)}
+TARGETS = {target.name: target for target in (*PLAIN, *FAULTY, *HOUSED, *CLUSTERED, *ORACLES)}

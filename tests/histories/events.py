@@ -54,13 +54,17 @@ class Unsub(Record, frozen=True, tag="unsub"):
 
 
 class Pub(Record, frozen=True, tag="pub"):
-    """`message`: its number, which is in the payload. `size`: of the payload, in bytes."""
+    """`message`: its number, which is in the payload. `size`: of the payload, in bytes.
+
+    `crosses`: it answers a request of another account, so the shard that has led the request there leads it back.
+    """
 
     conn: int
     message: int
     subject: str
     size: int
     wants_answer: bool = False
+    crosses: bool = False
 
 
 class Ping(Record, frozen=True, tag="ping"):

@@ -16,6 +16,7 @@ from random import Random
 from time import monotonic_ns
 from typing import Any
 
+from tests.histories.doors import Door
 from tests.histories.events import Began, Ended, Fault, Mended, Ping, Pub, Recorder, Sub, Unsub
 from tests.histories.wire import Wire, payload
 from tests.histories.workload import EPOCH_OPERATIONS, FILLINGS, Epoch, epoch
@@ -42,15 +43,25 @@ Faults = Callable[["Generator"], Coroutine[Any, Any, None]]
 class Generator:
     """Generates one history."""
 
-    def __init__(self, recorder: Recorder, ports: Sequence[int], seed: int, clients: int, operations: int) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        doors: Sequence[Door],
+        seed: int,
+        clients: int,
+        operations: int,
+        fillings: Sequence[int] = FILLINGS,
+    ) -> None:
         self.record = recorder
-        self.ports = list(ports)
+        self.doors = list(doors)
+        self.fillings = fillings
         self.seed = seed
         self.operations = operations
         self.done = 0
         self.messages = 0
         self.conns = 0
         self.newest = ""  # what anybody subscribed to last
+        self.replies: dict[int, str] = {}  # the reply subject of each request, as its client wrote it
         self.clients = [Client(self, number) for number in range(clients)]
         self.during: asyncio.Task[None] | None = None
         self._moved = asyncio.Event()
@@ -141,10 +152,13 @@ class Client:
         """Open a new connection; ConnectionError if that is not possible now."""
         generator = self.generator
         generator.conns += 1
-        wire = Wire(generator.record, generator.conns)
-        port = self.rng.choice(generator.ports)
+        door = self.rng.choice(generator.doors)
+        wire = Wire(generator.record, generator.conns, door)
+        context = door.context if door.is_framed else None
+        name = "localhost" if context else None
         try:
-            await asyncio.get_running_loop().create_connection(lambda: wire, HOST, port)
+            loop = asyncio.get_running_loop()
+            await loop.create_connection(lambda: wire, HOST, door.port, ssl=context, server_hostname=name)
             await wire.greet(PONG_DEADLINE_S)
         except OSError as error:
             wire.abort()
@@ -184,9 +198,12 @@ class Client:
         generator = self.generator
         now = generator.epoch
         if not generator.is_over and self.rng.random() < now.interjection_chance:
-            others = [one for one in generator.clients if one is not self and one.wire and not one.wire.is_over]
+            others = [one for one in generator.clients if one is not self and one.can_interject(now)]
             if others:
                 self.rng.choice(others).interject(now, self.newest)
+
+    def can_interject(self, now: Epoch) -> bool:
+        return self.wire is not None and not self.wire.is_over and self.wire.door.may("pub", now.number)
 
     def interject(self, now: Epoch, newest: str) -> None:
         """Publish, whatever this client is waiting for."""
@@ -194,7 +211,8 @@ class Client:
         operations: list[Sub | Unsub | Pub | Ping] = []
         for _ in range(self.rng.randint(1, 2)):
             subject = newest if newest in now.subjects else self.rng.choice(now.subjects)
-            operations.append(self._pub(self.wire, subject, wants_answer=self.rng.random() < 0.5))
+            wants_answer = self.rng.random() < 0.5 and self.wire.door.may("request", now.number)
+            operations.append(self._pub(self.wire, subject, wants_answer=wants_answer))
         operations.append(Ping(monotonic_ns(), self.wire.conn))
         self.wire.send(operations)
         self.generator.did(len(operations))
@@ -210,12 +228,17 @@ class Client:
         rng = self.rng
         old = [sid for sid, of in self.subscriptions.items() if of != now.number]
         operations: list[Sub | Unsub | Pub | Ping] = [self._unsub(wire, sid) for sid in old]
-        for reply, _ in wire.requests:
+        for name, request in wire.requests:
             if rng.random() < now.answer_chance:
+                reply = self.generator.replies[request]
+                if name != reply:
+                    wire.names[reply] = name
                 operations.append(self._pub(wire, reply))
         wire.requests.clear()
         for kind in rng.choices(now.kinds, now.weights, k=rng.randint(1, now.burst)):
             mine = list(self.subscriptions)
+            if not wire.door.may(kind, now.number):
+                continue
             if kind == "sub" and len(mine) < MOST_SUBSCRIPTIONS:
                 self.sids += 1
                 self.subscriptions[self.sids] = now.number
@@ -240,8 +263,10 @@ class Client:
 
     def _pub(self, wire: Wire, subject: str, *, wants_answer: bool = False) -> Pub:
         message = self.generator.next_message()
-        size = len(payload(message, self.rng.choice(FILLINGS)))
-        return Pub(monotonic_ns(), wire.conn, message, subject, size, wants_answer)
+        size = len(payload(message, self.rng.choice(self.generator.fillings)))
+        if wants_answer:
+            self.generator.replies[message] = f"_INBOX.{wire.conn}.{message}"
+        return Pub(monotonic_ns(), wire.conn, message, subject, size, wants_answer, crosses=subject in wire.names)
 
     async def settle(self) -> None:
         """Wait for a last PONG. If it does not come, the history has a Ping without a Pong."""
@@ -257,16 +282,18 @@ class Client:
 async def record(
     path: Path,
     broker: str,
-    ports: Sequence[int],
+    doors: Sequence[Door],
     *,
     seed: int,
     clients: int,
     operations: int,
+    servers: int = 1,
+    fillings: Sequence[int] = FILLINGS,
     faults: Faults | None = None,
 ) -> None:
-    """Record one history of the broker that listens on these ports."""
+    """Record one history of the broker, or the cluster, that has these doors."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:
         recorder = Recorder(file)
-        recorder(Began(monotonic_ns(), broker, seed, clients, len(ports)))
-        await Generator(recorder, ports, seed, clients, operations).run(faults)
+        recorder(Began(monotonic_ns(), broker, seed, clients, servers))
+        await Generator(recorder, doors, seed, clients, operations, fillings).run(faults)

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import uvloop
 
-from tests.histories.brokers import Target, ports
+from tests.histories.brokers import Target
 from tests.histories.checker import KINDS, Report, check
+from tests.histories.doors import Door
 from tests.histories.events import read
 from tests.histories.generator import record
 from tests.support.servers import Broker
@@ -52,12 +53,27 @@ class Row:
 
 
 def one_history(
-    target: Target, brokers: Sequence[Broker], path: Path, *, seed: int, clients: int, operations: int
+    target: Target,
+    brokers: Sequence[Broker],
+    doors: Sequence[Door],
+    path: Path,
+    *,
+    seed: int,
+    clients: int,
+    operations: int,
 ) -> Report:
     """Record and check one history."""
     faults = target.faults(brokers[0]) if target.faults else None
     recording = record(
-        path, target.name, ports(brokers), seed=seed, clients=clients, operations=operations, faults=faults
+        path,
+        target.name,
+        doors,
+        seed=seed,
+        clients=clients,
+        operations=operations,
+        servers=len(brokers),
+        fillings=target.fillings,
+        faults=faults,
     )
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(recording)
@@ -68,10 +84,10 @@ def run(target: Target, seconds: float, *, seed: int, clients: int, operations: 
     """Histories with the seeds from `seed` on, on one broker, for some seconds; at least one."""
     row = Row(target)
     until = time.monotonic() + seconds
-    with target.running() as brokers:
+    with target.running() as (brokers, doors):
         while not row.histories or time.monotonic() < until:
             path = folder / f"{target.name}-{seed}.ndjson"
-            report = one_history(target, brokers, path, seed=seed, clients=clients, operations=operations)
+            report = one_history(target, brokers, doors, path, seed=seed, clients=clients, operations=operations)
             row.add(report, path, next(read(path)).at)
             seed += 1
     return row

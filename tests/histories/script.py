@@ -48,8 +48,8 @@ class Script:
     def unsub(self, conn: int, sid: int, most: int = 0) -> None:
         self.events.append(Unsub(self._next(), conn, sid, most))
 
-    def pub(self, conn: int, message: int, subject: str, *, wants_answer: bool = False) -> None:
-        self.pubs[message] = Pub(self._next(), conn, message, subject, 10, wants_answer)
+    def pub(self, conn: int, message: int, subject: str, *, wants_answer: bool = False, crosses: bool = False) -> None:
+        self.pubs[message] = Pub(self._next(), conn, message, subject, 10, wants_answer, crosses)
         self.events.append(self.pubs[message])
 
     def request(self, conn: int, message: int, subject: str) -> None:

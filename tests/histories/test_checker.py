@@ -112,6 +112,19 @@ def test_messages_of_one_publisher_come_in_order(breaks):
 
 
 @both
+def test_answers_to_another_account_come_in_order_on_one_reply_subject(breaks):
+    """On two of them, one may be led back by a shard that its client has left."""
+    script = Script(1, 2)
+    script.sub(1, 1, "a.*")
+    script.fence(1)
+    script.pub(2, 1, "a.b", crosses=True)
+    script.pub(2, 2, "a.b" if breaks else "a.c", crosses=True)
+    script.msg(1, 1, 2)
+    script.msg(1, 1, 1)
+    assert script.kinds() == verdict(breaks, "order")
+
+
+@both
 def test_messages_of_two_publishers_come_in_any_order_unless_the_first_was_acknowledged(breaks):
     script = Script(1, 2, 3)
     script.sub(1, 1, "a")

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
 from tests.histories import runs
-from tests.histories.brokers import FAULTY, ORACLES, PLAIN, TARGETS, Target
+from tests.histories.brokers import FAULTY, HOUSED, ORACLES, PLAIN, TARGETS, Target
 from tests.histories.checker import Report, Violation
+from tests.histories.doors import Door, Frames
 from tests.histories.events import Began, Close, Closed, Event, Msg, Nobody, Odd, Open, Pong, read, write
 from tests.histories.runs import Row, run, table
 from tests.histories.wire import Wire
 from tests.histories.workload import KINDS, epoch
+from tests.support.framed import BINARY, CLOSE, CONTINUATION, deflated, frame
 from tests.support.servers import BrokerUnavailable, oracle_is_required
 
 IN_CI = pytest.mark.skipif(os.environ.get("GNATSWARM_CI") != "1", reason="takes a minute: GNATSWARM_CI=1")
@@ -48,8 +51,7 @@ def test_every_promise_holds_in_a_history_of_two_shards(tmp_path):
 
 
 @IN_CI
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("target", [*PLAIN, *FAULTY], ids=lambda target: target.name)
+@pytest.mark.parametrize("target", [*PLAIN, *FAULTY, *HOUSED], ids=lambda target: target.name)
 def test_every_promise_holds_whatever_happens(target, tmp_path):
     row = recorded(target, OPERATIONS_IN_CI, tmp_path)
     assert not row.violations, "\n".join(row.told)
@@ -106,7 +108,7 @@ READ = (
 @pytest.mark.parametrize("piece", [1, 2, 3, 7, 1000])
 def test_a_connection_records_what_it_reads_in_any_pieces(piece):
     events: list[Event] = []
-    wire, sink = Wire(events.append, 3), Sink()  # type: ignore[arg-type]
+    wire, sink = Wire(events.append, 3, Door(0)), Sink()  # type: ignore[arg-type]
     wire.connection_made(sink)  # type: ignore[arg-type]
     wire.place = "0"
     for at in range(0, len(READ), piece):
@@ -126,16 +128,60 @@ def test_a_connection_records_what_it_reads_in_any_pieces(piece):
 @pytest.mark.parametrize("bad", [b"MSG a 1 3\r\n1.x\r\n", b"MSG a 1 x\r\n", b"HMSG a 1 12 12\r\nNATS/1.0\r\n\r\n\r\n"])
 def test_bytes_that_nobody_sent_are_recorded_as_odd(bad):
     events: list[Event] = []
-    wire, sink = Wire(events.append, 3), Sink()  # type: ignore[arg-type]
+    wire, sink = Wire(events.append, 3, Door(0)), Sink()  # type: ignore[arg-type]
     wire.connection_made(sink)  # type: ignore[arg-type]
     wire.data_received(bad)
     assert [type(event) for event in events] == [Odd]
     assert sink.is_aborted
 
 
+FRAMED = b"".join(
+    [
+        b"HTTP/1.1 101 Switching Protocols\r\n\r\n",
+        frame(BINARY, b"INFO ", masked=False),
+        frame(BINARY, b"{}\r", fin=False, masked=False) + frame(CONTINUATION, b"\n", masked=False),
+        frame(BINARY, b"MSG seen.a 7 323\r\n12." + b"0123456789abcdef" * 20 + b"\r\n", masked=False),
+        frame(CLOSE, masked=False),
+    ]
+)
+
+
+@pytest.mark.parametrize("piece", [1, 2, 3, 7, 1000])
+def test_behind_a_door_frames_and_names_of_subjects_are_taken_off(piece):
+    events: list[Event] = []
+    wire, sink = Wire(events.append, 3, Door(0, is_framed=True, heard="seen.")), Sink()  # type: ignore[arg-type]
+    wire.connection_made(sink)  # type: ignore[arg-type]
+    wire.place = "0"
+    for at in range(0, len(FRAMED), piece):
+        wire.data_received(FRAMED[at : at + piece])
+    assert events == [Msg(events[0].at, 3, 7, 12, "a", 323)]
+
+
+def test_what_is_compressed_is_read_again():
+    door = Door(0, is_framed=True, is_deflated=True)
+    frames = Frames(door)
+    packed = frame(BINARY, deflated(b"INFO"), masked=False, reserved=0x40)
+    assert frames.take(b"HTTP/1.1 101 \r\n\r\n" + packed) == b"INFO"
+    words = b"PING\r\n" * 300_000
+    assert len(frames.wrapped(words)) < len(words) / 100
+
+
+def test_who_imports_subscribes_or_publishes_and_never_both_in_one_epoch():
+    away = Door(0, is_away=True)
+    assert [away.may(kind, 4) for kind in ("sub", "unsub", "most", "pub", "request")] == [
+        True,
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert [away.may(kind, 5) for kind in ("sub", "unsub", "most", "pub", "request")] == [False, True, True, True, True]
+    assert not replace(away, may_ask=False).may("request", 5)
+
+
 async def test_a_connection_that_was_shut_takes_what_comes_and_says_nothing():
     events: list[Event] = []
-    wire, sink = Wire(events.append, 3), Sink()  # type: ignore[arg-type]
+    wire, sink = Wire(events.append, 3, Door(0)), Sink()  # type: ignore[arg-type]
     wire.connection_made(sink)  # type: ignore[arg-type]
     wire.place = "0"
     closing = asyncio.create_task(wire.close("shut", 5))

@@ -8,20 +8,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 from collections.abc import Callable
+from random import Random
 from time import monotonic_ns
 from typing import Any, cast
 
+from tests.histories.doors import Door, Frames
 from tests.histories.events import Close, Closed, Msg, Nobody, Odd, Open, Ping, Pong, Pub, Recorder, Sub, Unsub
 
-CONNECT = (
-    b'CONNECT {"verbose":false,"pedantic":false,"protocol":1,"headers":true,"no_responders":true,'
-    b'"lang":"python","version":"1","name":"histories"}\r\n'
-)
 INBOX_SID = 0
 # Payloads are filled with this after the number of their message.
-FILLING = b"0123456789abcdef" * 512
+FILLING = b"0123456789abcdef" * 12_500
 NO_RESPONDERS = b"NATS/1.0 503"
+FROM_ANOTHER_ACCOUNT = re.compile(rb'NATS/1.0\r\nNats-Request-Info: {"acc":"AWAY"(,"rtt":\d+)?}\r\n\r\n')
+# The longest time for which a slow client reads nothing.
+MOST_SLOW_S = 0.2
 
 
 def payload(message: int, filling_bytes: int) -> bytes:
@@ -31,8 +33,9 @@ def payload(message: int, filling_bytes: int) -> bytes:
 class Wire(asyncio.Protocol):
     """From dialling to the end. Operations are written by `send`; what is read is recorded at once."""
 
-    def __init__(self, recorder: Recorder, conn: int) -> None:
+    def __init__(self, recorder: Recorder, conn: int, door: Door) -> None:
         self.conn = conn
+        self.door = door
         self.record = recorder
         self.info: dict[str, Any] = {}
         self.place = ""
@@ -43,7 +46,10 @@ class Wire(asyncio.Protocol):
         self.pongs = 0
         self.on_pong: Callable[[], None] | None = None
         self.requests: list[tuple[str, int]] = []  # what wants an answer: (reply subject, message)
+        self.names: dict[str, str] = {}  # of reply subjects that the broker has generated
         self.changed = asyncio.Event()
+        self._frames = Frames(door) if door.is_framed else None
+        self._rng = Random(conn)
         self._rest = b""
         self._made: asyncio.Transport | None = None
 
@@ -55,6 +61,8 @@ class Wire(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         at, pongs = monotonic_ns(), self.pongs
         try:
+            if self._frames:
+                data = self._frames.take(data)
             self._rest = self._read(at, self._rest + data if self._rest else data)
         except ValueError as error:
             self.record(Odd(at, self.conn, str(error)[:200]))
@@ -62,6 +70,13 @@ class Wire(asyncio.Protocol):
         self.changed.set()
         if self.on_pong and self.pongs > pongs:
             self.on_pong()
+        if self.place and self.door.pause_chance and self._rng.random() < self.door.pause_chance:
+            self._transport.pause_reading()
+            asyncio.get_running_loop().call_later(self._rng.random() * MOST_SLOW_S, self._resume)
+
+    def _resume(self) -> None:
+        if not self.is_over and not self._transport.is_closing():
+            self._transport.resume_reading()
 
     def connection_lost(self, error: Exception | None) -> None:
         self.is_over = True
@@ -95,7 +110,7 @@ class Wire(asyncio.Protocol):
                     self.record(Pong(at, self.conn))
             elif line == b"PING":
                 if not self.is_shut:
-                    self._transport.write(b"PONG\r\n")
+                    self._write(b"PONG\r\n")
             elif line.startswith(b"INFO "):
                 self.info = json.loads(line[5:])
                 self.is_leaving = bool(self.info.get("ldm"))
@@ -107,14 +122,17 @@ class Wire(asyncio.Protocol):
     def _on_message(self, at: int, words: list[bytes], body: bytes) -> None:
         sid = int(words[2])
         if words[0] == b"HMSG":
-            if not body.startswith(NO_RESPONDERS) or sid != INBOX_SID:
-                raise ValueError(f"a header that nobody sent: {words}")
-            self.record(Nobody(at, self.conn, int(words[1].rpartition(b".")[2])))
-            return
+            header_bytes = int(words.pop(-2))
+            header, body = body[:header_bytes], body[header_bytes:]
+            if header.startswith(NO_RESPONDERS) and sid == INBOX_SID:
+                self.record(Nobody(at, self.conn, int(words[1].rpartition(b".")[2])))
+                return
+            if not FROM_ANOTHER_ACCOUNT.fullmatch(header):
+                raise ValueError(f"a header that nobody sent: {words} {header[:100]!r}")
         number, _, filling = body.partition(b".")
         if filling != FILLING[: len(filling)]:
             raise ValueError(f"a payload that nobody sent: {words}")
-        self.record(Msg(at, self.conn, sid, int(number), words[1].decode(), len(body)))
+        self.record(Msg(at, self.conn, sid, int(number), words[1].decode().removeprefix(self.door.heard), len(body)))
         if len(words) == 5:
             self.requests.append((words[3].decode(), int(number)))
 
@@ -128,8 +146,14 @@ class Wire(asyncio.Protocol):
     async def greet(self, deadline_s: float) -> None:
         """Log in, and subscribe to the inbox. ConnectionError, TimeoutError."""
         async with asyncio.timeout(deadline_s):
+            if self._frames:
+                self._transport.write(self._frames.hello)
             await self._wait(lambda: bool(self.info))
-            self._transport.write(CONNECT + b"PING\r\n")
+            if self.door.context and not self._frames:
+                loop, context = asyncio.get_running_loop(), self.door.context
+                secure = await loop.start_tls(self._transport, self, context, server_hostname="localhost")
+                self._made = cast(asyncio.Transport, secure)
+            self._write(self.door.connect + b"PING\r\n")
             self.pings += 1
             await self._wait(lambda: self.unanswered == 0)
         self.place = str(self.info.get("shard", self.info.get("server_name")))
@@ -149,7 +173,20 @@ class Wire(asyncio.Protocol):
         for operation in operations:
             self.record(operation)
         self.pings += sum(isinstance(operation, Ping) for operation in operations)
-        self._transport.write(b"".join(map(as_bytes, operations)))
+        self._write(b"".join(map(self._as_bytes, operations)))
+
+    def _write(self, data: bytes) -> None:
+        self._transport.write(self._frames.wrapped(data) if self._frames else data)
+
+    def _as_bytes(self, operation: Sub | Unsub | Pub | Ping) -> bytes:
+        """The same, under the names that subjects have behind this door."""
+        match operation:
+            case Sub() if operation.sid != INBOX_SID:
+                return as_bytes(operation, self.door.heard + operation.pattern)
+            case Pub():
+                name = self.names.get(operation.subject, "") or self.door.published + operation.subject
+                return as_bytes(operation, name)
+        return as_bytes(operation)
 
     def ping(self) -> None:
         self.send([Ping(monotonic_ns(), self.conn)])
@@ -168,10 +205,13 @@ class Wire(asyncio.Protocol):
                 await self.changed.wait()
 
     async def close(self, how: str, deadline_s: float) -> None:
-        """End the connection; returns when that is recorded."""
+        """End the connection; returns when that is recorded. With TLS nobody can close half of it."""
+        how = "reset" if self.door.context else how
         self.record(Close(monotonic_ns(), self.conn, how))
         self.is_shut = True
-        if how == "shut":
+        if how == "shut" and self._frames:
+            self._transport.write(self._frames.goodbye())
+        elif how == "shut":
             self._transport.write_eof()
         else:
             self._transport.abort()
@@ -190,17 +230,17 @@ class Wire(asyncio.Protocol):
             self._made.abort()
 
 
-def as_bytes(operation: Sub | Unsub | Pub | Ping) -> bytes:
-    """The bytes that a client writes for this operation."""
+def as_bytes(operation: Sub | Unsub | Pub | Ping, name: str = "") -> bytes:
+    """The bytes that a client writes for this operation; `name` is what the broker shall read as its subject."""
     match operation:
         case Sub():
-            return f"SUB {operation.pattern} {operation.queue} {operation.sid}\r\n".encode()
+            return f"SUB {name or operation.pattern} {operation.queue} {operation.sid}\r\n".encode()
         case Unsub():
             return f"UNSUB {operation.sid} {operation.most or ''}\r\n".encode()
         case Pub():
             head = b"%d." % operation.message
             body = head + FILLING[: operation.size - len(head)]
             reply = f"_INBOX.{operation.conn}.{operation.message} " if operation.wants_answer else ""
-            return f"PUB {operation.subject} {reply}{operation.size}\r\n".encode() + body + b"\r\n"
+            return f"PUB {name or operation.subject} {reply}{operation.size}\r\n".encode() + body + b"\r\n"
         case Ping():
             return b"PING\r\n"

@@ -19,6 +19,7 @@ SUBJECTS = ("a", "b", "a.b", "c")
 MANY_SUBJECTS = tuple(f"s{number}" for number in range(20))
 WILDCARDS = ("*", ">", "*.b", "a.*", "a.>")
 FILLINGS = (0, 0, 0, 10, 100, 100, 4_000)
+LARGE_FILLINGS = (0, 0, 0, 0, 0, 10, 100, 100, 1_000, 4_000, 9_000, 20_000, 33_000, 70_000, 200_000)
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Epoch:
 def epoch(seed: int, number: int, has_closes: bool = True) -> Epoch:
     """The same for the same seed and number."""
     rng = Random(f"{seed} {number}")
-    prefix = f"h{seed}.{number}"
+    prefix = f"h.{seed}.{number}"
     names = rng.choice((SUBJECTS[: rng.randint(1, len(SUBJECTS))], MANY_SUBJECTS))
     subjects = [f"{prefix}.{name}" for name in names]
     wildcards = [f"{prefix}.{name}" for name in rng.sample(WILDCARDS, rng.randint(0, len(WILDCARDS)))]

@@ -8,14 +8,14 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Self
 
 INFO = b'INFO {"server_id":"bad","version":"2.9.10","headers":true,"max_payload":1048576} \r\n'
 
 # The number of a message (from 0) → which messages go out for it, by their number: [n] is right, [] loses it.
-Delivery = Callable[[int], list[int]]
+Delivery = Callable[[int], Iterable[int]]
 
 
 def right(number: int) -> list[int]:
@@ -39,6 +39,7 @@ class BadServer:
         self.hang_up_after = hang_up_after
         self.error_after = error_after
         self.messages: list[bytes] = []
+        self.pings = 0  # which were read: some may not be answered yet
         self.pongs = 0
         self._subscribers: list[tuple[socket.socket, bytes, bytes]] = []
         self._open: list[socket.socket] = []
@@ -78,10 +79,11 @@ class BadServer:
             for line in reader:
                 words = line.split()
                 if words[0] == b"PING":
-                    sock.sendall(b"PONG\r\n" if is_logged_in else self.login_answer)
-                    is_logged_in = True
-                    with self._lock:
+                    self.pings += 1
+                    with self._lock:  # a PONG comes behind all of a message that is just being delivered
+                        sock.sendall(b"PONG\r\n" if is_logged_in else self.login_answer)
                         self.pongs += 1
+                    is_logged_in = True
                 elif words[0] == b"SUB":
                     with self._lock:
                         # Of wildcards only one at the end is known.

@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +89,7 @@ def test_every_kind_of_work_counts_all_of_it(broker: Broker, words: str, units: 
 def test_seconds_end_a_run_too(broker: Broker):
     (run,) = measured("pubsub", "-t", "0.2", "-s", broker.url, "--subject", "bench.seconds")
     assert run["units"] == run["expected_units"] > 0
-    assert 0.1 < run["seconds"] < 5
+    assert 0.1 < run["seconds"] < 30
 
 
 def test_churn_counts_pairs_beside_a_publisher(broker: Broker):
@@ -140,7 +140,16 @@ def test_a_lost_message_is_found():
 
 
 def test_a_doubled_message_is_found():
-    with BadServer(delivery=lambda number: [number, number] if number == 99 else [number]) as server:
+    """Also where it is the last one, and comes when all have been counted."""
+
+    def doubled(number: int) -> Iterator[int]:
+        pings = server.pings
+        yield number
+        if number == 99:
+            wait_until(lambda: server.pings > pings)  # of the subscriber, who has had a hundred
+            yield number
+
+    with BadServer(delivery=doubled) as server:
         ran = bench("pubsub", "-n", "100", "-s", server.url)
     assert ran.returncode == 1
     assert "WRONG" in ran.stdout or "wrong" in ran.stdout

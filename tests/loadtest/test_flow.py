@@ -23,7 +23,7 @@ def pair() -> Iterator[Pair]:
     """The generator's end, and the server's."""
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
-    theirs.settimeout(10)
+    theirs.settimeout(30)
     with ours, theirs:
         yield ours, theirs
 
@@ -60,7 +60,7 @@ def reading(theirs: socket.socket, to: Path) -> Iterator[None]:
     reader.start()
     try:
         yield
-        reader.join(10)
+        reader.join(30)
         assert reader.exitcode == 0
     finally:
         reader.kill()

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from gnatswarm.loadtest.servers import free_port
 from tests.loadtest.bad_server import BadServer
 from tests.support.authority import Authority
 from tests.support.browser import Browser, find
 from tests.support.forkserver import forkserver
+from tests.support.ports import free_port
 from tests.support.servers import Broker, Log
 
 LOCUSTFILE = Path(__file__).resolve().parents[2] / "loadtest" / "locustfile.py"

@@ -22,6 +22,7 @@ from gnatswarm.loadtest import natswire
 from gnatswarm.loadtest.natswire import Client, Message, Settings
 from tests.loadtest.bad_server import INFO, BadServer
 from tests.support.authority import Authority
+from tests.support.ports import free_port
 from tests.support.servers import Broker, wait_until
 
 StartBroker = Callable[..., Broker]
@@ -114,7 +115,7 @@ def test_flush_calls_back_on_pong_when_asked_to(client: Client, subject: str):
         done.set()
 
     client.flush(on_pong=on_pong)
-    assert done.wait(5)
+    assert done.wait(30)
     assert got == ["message", "pong"]
 
 
@@ -135,7 +136,7 @@ def test_waiting_inside_a_callback_is_refused_and_the_connection_lives_on(broker
     with natswire.connect(broker.url, Settings(on_error=errors.put)) as client:
         client.subscribe(subject, lambda message: client.flush())
         client.publish(subject)
-        assert "would wait for itself" in str(errors.get(timeout=5))
+        assert "would wait for itself" in str(errors.get(timeout=30))
         client.flush()
 
 
@@ -397,7 +398,7 @@ def test_a_server_that_goes_ends_every_wait(start_broker: StartBroker):
     broker.send_signal(signal.SIGKILL)
     with pytest.raises(natswire.Disconnected):
         client.request("service")
-    assert lost.get(timeout=5)
+    assert lost.get(timeout=30)
     assert not client.is_connected
 
 
@@ -417,9 +418,9 @@ def test_the_end_of_the_connection_ends_waiting_for_a_message(start_broker: Star
                 ended.put(error)
 
     threading.Thread(target=wait, daemon=True).start()
-    assert ended.get(timeout=10) == b"before"
+    assert ended.get(timeout=30) == b"before"
     broker.send_signal(signal.SIGKILL)
-    error = ended.get(timeout=10)
+    error = ended.get(timeout=30)
     assert isinstance(error, natswire.Disconnected)
     assert str(error) == str(client.closed_because)
     with pytest.raises(natswire.Disconnected):  # nor is there anything to wait for later
@@ -459,7 +460,7 @@ def test_whoever_waits_for_a_message_is_told_of_a_lost_connection_though_there_w
 
 
 def test_a_client_comes_back_with_its_subscriptions(start_broker: StartBroker):
-    broker = start_broker()
+    broker = start_broker(port=free_port())
     back = threading.Event()
     settings = Settings(max_reconnects=-1, reconnect_wait_s=0.02, on_reconnect=back.set)
     with natswire.connect(broker.url, settings) as client:
@@ -469,7 +470,7 @@ def test_a_client_comes_back_with_its_subscriptions(start_broker: StartBroker):
         broker.stop(signal.SIGINT)
         wait_until(lambda: not client.is_connected)
         start_broker(port=broker.port)
-        assert back.wait(10)
+        assert back.wait(30)
         client.publish("service", b"again")
         assert subscription.next().payload == b"again"
         assert client.reconnects == 1

@@ -23,7 +23,7 @@ from tests.support.forkserver import forkserver
 from tests.support.servers import Log, wait_pids_gone
 
 FAKE_SHARD = Path(__file__).with_name("fake_shard.py")
-DEADLINE_S = 15.0
+DEADLINE_S = 30.0
 
 # Where the keeper would run a fake shard by exec, the forked process goes on as one: a fifth of the processor time.
 _FORKED = f"""
@@ -150,7 +150,7 @@ class Router:
             self.log.join()
             assert self.process.stdout is not None
             self.process.stdout.close()
-        assert wait_pids_gone(sorted(self.pids), 5.0) == [], "shards outlived their router"
+        assert wait_pids_gone(sorted(self.pids), 30.0) == [], "shards outlived their router"
 
     def kill(self) -> None:
         """SIGKILL the keeper, and wait until its log has ended: until all that could write to it have gone."""

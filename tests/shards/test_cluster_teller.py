@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from gnatswarm.shards.boundary.control import ClusterNews
 from gnatswarm.shards.gateway.cluster_teller import TOGETHER_S, ClusterTeller
-
-
-class Clock(asyncio.SelectorEventLoop):
-    """A loop whose clock the test sets."""
-
-    now_s = 0.0
-
-    def time(self) -> float:
-        return self.now_s
-
-    def pass_s(self, seconds: float) -> None:
-        self.now_s += seconds
-        for _ in range(3):  # what is due, what that causes, and its end
-            self.call_soon(self.stop)
-            self.run_forever()
+from tests.support.clock_loop import ClockLoop
 
 
 class Told:
     """A cluster of so many other members, and what was told of it."""
 
-    def __init__(self, loop: Clock) -> None:
+    def __init__(self, loop: ClockLoop) -> None:
         self.loop = loop
         self.members = 0
         self.told: list[int] = []
@@ -46,7 +31,7 @@ class Told:
 
 @pytest.fixture
 def cluster() -> Iterator[Told]:
-    loop = Clock()
+    loop = ClockLoop()
     told = Told(loop)
     told.become(0)
     assert not told.told, "members are being dialled"

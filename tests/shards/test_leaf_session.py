@@ -13,13 +13,14 @@ from gnatswarm.broker.access.auth import Admission
 from gnatswarm.broker.access.connect import ClientOptions
 from gnatswarm.broker.access.user_index import UserIndex
 from gnatswarm.broker.limits import Limits
-from gnatswarm.broker.options import LeafRemote, Options
+from gnatswarm.broker.options import Cluster, LeafRemote, Options
 from gnatswarm.shards.clients import comparisons
 from gnatswarm.shards.gateway import words
 from gnatswarm.shards.gateway.hub import HubSession
 from gnatswarm.shards.gateway.leaf import LeafSession
 from gnatswarm.shards.gateway.leaf_port import LeafPort
 from gnatswarm.shards.gateway.remote import Remote
+from gnatswarm.shards.gateway.route import RouteSession
 from gnatswarm.shards.gateway.words import Identity
 from tests.support.members import Members
 from tests.support.timers import Timers
@@ -109,6 +110,56 @@ def test_a_connection_that_does_not_answer_is_stale() -> None:
     assert not later
     assert bytes(sock.sent) == b"PING\r\n" * 3 + b"-ERR 'Stale Connection'\r\n"
     assert sock.close_reason
+    session.link.leave()
+    cluster.close()
+
+
+@pytest.mark.parametrize("kind", ["leaf node", "route"])
+@pytest.mark.parametrize("way", ["read", "unread"])
+def test_who_sends_other_things_than_its_late_pong_is_not_stale(kind: str, way: str) -> None:
+    """Its PONG is behind much that waits on the way to it, or on the way here. It is not asked for more of them."""
+    cluster = Members(1, fenced=False)
+    member = cluster.members[0]
+    timers: Any = Timers()
+    owner: Any = SimpleNamespace(flush=lambda: None, cluster=Cluster())
+    session: Any
+    if kind == "leaf node":
+        session = a_session(cluster, owner, [], timers)
+        session._keep_pinging()
+    else:
+        session = RouteSession(
+            timers,
+            member.exchange,
+            owner,
+            rid=1,
+            host="h",
+            port=1,
+            dialled=None,
+            is_configured=False,
+            identity=Identity("N", "n", "2.9.10", 1000, True),
+            ping_interval_s=1.0,
+            ping_max=2,
+        )
+        session._has_started = True
+    probe = member.mesh.engines[member.gateway].probe
+    sock = probe.adopt(session.link)
+    for number in range(6):
+        if way == "read":
+            session.link.must_authenticate = False
+            probe.set_clock(2_000_000 + number)
+            probe.feed(sock, b"+OK\r\n")
+        else:
+            session.socket = SimpleNamespace(unread_bytes=1)
+        timers.next("_ping")
+        probe.finish()
+    assert not sock.close_reason
+    assert bytes(sock.sent) == b"PING\r\n" * 2
+    session.socket = SimpleNamespace(unread_bytes=0)
+    timers.next("_ping")
+    probe.finish()
+    assert sock.close_reason
+    assert bytes(sock.sent).endswith(b"-ERR 'Stale Connection'\r\n")
+    session.socket = None
     session.link.leave()
     cluster.close()
 

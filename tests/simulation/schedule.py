@@ -193,6 +193,13 @@ LAGGING = (
     "sub 1 settle hop 1 hand lag 2 hand hand lag 2 hand hand hand lag 2 volley ping lag 2 pub pub pub hand settle",
 )
 SHARE_LAGGING = 0.3
+# Clients get other permissions while members of a queue group linger: drawn apart, of worlds with permissions.
+LINGERING_RIGHTS = (
+    "gather settle desert regrade carry carry pub carry carry settle",
+    "gather settle desert carry regrade carry carry regrade carry carry ping settle",
+    "gather settle rights rights desert regrade carry carry carry carry carry ping carry carry settle",
+)
+SHARE_LINGERING_RIGHTS = 0.6
 # Clients that come say more in the same write as CONNECT, and PING before it, in pieces of any size: drawn apart, of
 # all worlds.
 EAGER = "eager"
@@ -505,6 +512,9 @@ def drawn(seed: int) -> Schedule:
     rng = random.Random(f"lagging {seed}")
     if rng.random() < SHARE_LAGGING:
         schedule = replace(schedule, steps=with_some(rng, schedule.steps, list(LAGGING)))
+    rng = random.Random(f"lingering rights {seed}")
+    if schedule.has("rights") and rng.random() < SHARE_LINGERING_RIGHTS:
+        schedule = replace(schedule, steps=with_some(rng, schedule.steps, list(LINGERING_RIGHTS)))
     return schedule
 
 
@@ -757,7 +767,7 @@ def parsed(text: str) -> Schedule:
             - set(PATTERN_STEPS)
             - set(ROUTER_STEPS)
             - set(SERVER_STEPS)
-            - {"reload", "connect", "ask", "odd", "exceed", "grow", "tear", "bereave", "drip", "lag", RESET}
+            - {"reload", "connect", "ask", "odd", "exceed", "grow", "tear", "bereave", "drip", "lag", "regrade", RESET}
         )
         unknown |= set(features) - set(FEATURES) - set(LATER_FEATURES) - {*SERVER_FEATURES, *APART}
         if unknown:

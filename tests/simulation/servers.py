@@ -90,7 +90,6 @@ class Gateway:
         self.exchange = Exchange(probe.mesh, probe.fence)
         self.exchange.set_own_id(OWN_ID)
         self.exchange.fence.is_on = is_fenced
-        self.exchange.is_traced = True
         self.exchange.is_apart_by_account = process.swarm.is_by_account
         self._resting: list[Resting] = []
         if rests:

@@ -277,6 +277,7 @@ class Clients:
         self.accepted_s = -math.inf  # when the last one came
         self.all: list[EngineClient] = []
         self.is_holding = False
+        self.are_told = False  # that they are to go
 
     @property
     def open(self) -> dict[int, Any]:
@@ -309,7 +310,7 @@ class Clients:
         self._process.loop.call_soon(self._process.probe.finish)
 
     def announce_departure(self, *, with_tls_only: bool = False) -> None:
-        pass
+        self.are_told = not with_tls_only
 
     def read_ahead(self) -> tuple[int, set[int]]:
         return 0, set()
@@ -480,6 +481,7 @@ class MoveHost:
         self._process.clients.all.remove(one)
         self._process.engine.probe.let_go(one.socket)
         client.leave()
+        self._process.swarm.seen["moves though it was told"] += self._process.clients.are_told
         self._process.swarm.movers.on_way(one, there)
         self._process.swarm.send_word(self._process, there, Word(id, client.cid, encoded(frozen), one))
 
@@ -603,6 +605,7 @@ class Process:
         self.links.moves.window = 1 + (number + start) % 2  # … and their offers few parts
         self.departures = Departures(self.loop, self.clients, self.links.moves)  # type: ignore[arg-type]
         self.departures.host = self.host  # type: ignore[assignment]
+        self.departures.few_subscriptions = (number + start) % 3
         self.tell_router(control.Linked(self.peer.path))
 
     @property

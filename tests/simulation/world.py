@@ -757,6 +757,7 @@ class World:
     def on_closed(self, person: Person) -> None:
         """The broker has closed it, or it has left."""
         reason = person.client.reason
+        is_in_doubt = any(one.may_be_lost or one.was_in_doubt for one in person.unacked)
         if reason is CloseReason.SLOW_CONSUMER_PENDING_BYTES:
             self.seen["slow consumer"] += 1
             pending = max(len(person.client.socket.unsent), person.detached_pending)
@@ -764,7 +765,6 @@ class World:
         elif reason is CloseReason.ROUTE_REMOVED:  # a shard that dies disconnects its own clients alone
             self.seen["closed in doubt"] += 1
             if person.moves_since == NEVER:
-                is_in_doubt = any(one.may_be_lost or one.was_in_doubt for one in person.unacked)
                 assert is_in_doubt, f"client {person.number} is closed, and no link broke with what it had sent"
             else:
                 is_excused = self.seen["link break"] or self.ended or person.process.host.was_too_late
@@ -776,7 +776,8 @@ class World:
             assert reason is CloseReason.CLIENT_CLOSED, f"client {person.number}: {reason}"
             if person.was_reset:
                 self.note_taken(person)
-                is_excused = self.ended or person.process.departure is not None
+                # (Also who is in doubt is closed, whose first reason was that it had gone.)
+                is_excused = self.ended or is_in_doubt or person.process.departure is not None
                 assert not person.backlog or is_excused, f"client {person.number} was not heard to its end"
                 self.seen["heard out where it went"] += person.moved_at != NEVER
                 self.seen["heard out where it stayed"] += person.moved_at == NEVER
@@ -1320,15 +1321,18 @@ class World:
         connection = person.client.connection
         mesh = person.process.engine.probe.mesh
         assert mesh is not None
+        self.seen["rights of who lingers reloaded"] += connection.lingers
         connection.enter(mesh.account(person.account.encode()), COMPILED[rights])
         should: set[int] = set()
         for sub in self.subscriptions:
             if sub.client != person.number:
                 continue
-            if sub.left_at == NEVER and not may_subscribe(rights, sub.pattern):
+            if may_subscribe(rights, sub.pattern):
+                continue  # (if it has left, it lingers on)
+            if sub.left_at == NEVER:
                 should.add(sub.sid)
                 sub.left_at = self.now
-            if sub.left_at != NEVER and sub.queue:
+            if sub.queue:
                 sub.gone_at = min(sub.gone_at, self.now)  # it does not linger any more
         ended: set[int] = set()
         while connection.is_ending:  # what is not allowed gets nothing meanwhile
@@ -1337,6 +1341,19 @@ class World:
         assert ended == should, f"the reload ends {ended}, not {should}"
         self.seen["rights reloaded"] += 1
         self.swarm.turn()
+
+    def do_regrade(self, step: Step) -> None:
+        """Reload the permissions of all clients that linger: most of them get such as allow what they take."""
+        free = [
+            number
+            for number, one in enumerate(RIGHTS)
+            if one is None or not (one.subscribe_allow or one.subscribe_deny)
+        ]
+        for person in self.people:
+            if person.is_read and person.client.connection.lingers:
+                others = [number for number in free if number != person.rights]
+                which = step.which if step.much % 4 == 0 else others[(step.which + person.number) % len(others)]
+                self.do_rights(person, step._replace(which=which))
 
     def reload_user(self, person: Person, rights: int) -> None:
         """Reload the rights of its user, on all shards at once: of all its clients, if all of them are read."""
@@ -1364,13 +1381,16 @@ class World:
             one.reads.clear()
             self.history.rights[one.number].append((self.now, rights))
             n = one.client.connection.subscriptions
+            self.seen["rights of who lingers reloaded"] += one.client.connection.lingers
             self.owner_of(one.process).readmit(one.client.session)
             ended = 0
             for sub in one.subscriptions:
-                if sub.left_at == NEVER and not may_subscribe(rights, sub.pattern):
+                if may_subscribe(rights, sub.pattern):
+                    continue  # (if it has left, it lingers on)
+                if sub.left_at == NEVER:
                     ended += 1
                     sub.left_at = self.now
-                if sub.left_at != NEVER and sub.queue:
+                if sub.queue:
                     sub.gone_at = min(sub.gone_at, self.now)  # it does not linger any more
             while one.client.connection.is_ending:  # what is not allowed gets nothing meanwhile
                 one.client.session.end_some(1)
@@ -2573,6 +2593,7 @@ ALONE: dict[str, Callable[[World, Step], None]] = {
     "late": World.do_late,
     "gather": World.do_gather,
     "desert": World.do_desert,
+    "regrade": World.do_regrade,
     "sever": World.do_sever,
     "chase": World.do_chase,
     "tear": World.do_tear,

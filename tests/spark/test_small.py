@@ -99,8 +99,8 @@ def test_a_java_that_starts_when_its_start_is_interrupted_is_ended(monkeypatch: 
     try:
         with pytest.raises(KeyboardInterrupt):
             new_session("count", master="local[1]", memory="")
-        assert started[0].wait(10) == -signal.SIGKILL
-        assert wait_pids_gone(asked, 10.0) == []
+        assert started[0].wait(30) == -signal.SIGKILL
+        assert wait_pids_gone(asked, 30.0) == []
         assert before.poll() is None, "somebody else's child"
     finally:
         before.kill()

@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Any, Self
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 _FLAGS = (
     "--headless",
     "--no-sandbox",

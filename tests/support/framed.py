@@ -14,7 +14,7 @@ import orjson
 
 from tests.support.servers import HOST, START_DEADLINE_S, Broker
 
-DEADLINE_S = 10.0
+DEADLINE_S = 40.0
 CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0, 1, 2, 8, 9, 10
 # RFC 6455, section 1.3: this key, and the accept value that the server must return for it.
 KEY, ACCEPT = "dGhlIHNhbXBsZSBub25jZQ==", "s3pPLMBiTxaQ9kYGzzhZRbK+xOo="

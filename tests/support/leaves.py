@@ -53,7 +53,7 @@ async def know(publisher: Client, subscriber: Client, *, queue: str = "") -> Non
     def seen() -> set[bytes]:
         return {frame.payload for frame in subscriber.inbox if frame.subject in subjects}
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not sent or b"%d" % sent not in seen():
             if not subjects or (is_forgetful and not seen() and clock() >= subscribed_s + 1.0):
                 subscribed_s = clock()
@@ -77,7 +77,7 @@ async def subscribed(client: Client, *lines: str) -> None:
 
 
 async def payloads(client: Client, count: int) -> list[bytes]:
-    return [frame.payload for frame in await client.messages(count, 20)]
+    return [frame.payload for frame in await client.messages(count, 40)]
 
 
 async def check_own_account(at_leaf: Client, inside: Client, outside: Client) -> None:

@@ -11,7 +11,7 @@ import contextlib
 import json
 from typing import Any, Self
 
-DEADLINE_S = 20.0
+DEADLINE_S = 40.0
 # Lines that a payload follows; the last word is its size.
 WITH_PAYLOAD = ("RMSG", "HMSG", "LMSG")
 

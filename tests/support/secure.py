@@ -12,7 +12,7 @@ import orjson
 from tests.support.pages import Pages
 from tests.support.servers import HOST, Broker
 
-DEADLINE_S = 10.0
+DEADLINE_S = 40.0
 CONNECT = b'CONNECT {"verbose":false,"headers":true,"no_responders":true,"protocol":1}\r\n'
 
 

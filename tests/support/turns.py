@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-WITHIN_S = 20
+WITHIN_S = 40
 
 
 async def until(condition: Callable[[], object]) -> None:

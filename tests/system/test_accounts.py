@@ -150,7 +150,7 @@ accounts {
         await (await one(shard, "b")).expect_quiet()
     await within[1].talk('CONNECT {"verbose":false,"user":"a","pass":"a"}\r\nPING\r\n', expect="PONG\r\n")
     within.pop().close()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while True:  # nobody tells when the broker has seen that
             client = await cluster.raw_on(1)
             await client.send(b'CONNECT {"verbose":false,"user":"a","pass":"a"}\r\nPING\r\n')
@@ -180,7 +180,7 @@ async def test_a_reload_that_allows_an_account_fewer_connections_closes_the_othe
     others = await cluster.clients(2, True, {"user": "b", "pass": "b"})
     await reload(broker, text(2))
     ended = [asyncio.ensure_future(client.wait_closed()) for client in inside]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while sum(one.done() for one in ended) < 4:
             await asyncio.wait([one for one in ended if not one.done()], return_when=asyncio.FIRST_COMPLETED)
     errors = [one.result() for one in ended if one.done()]

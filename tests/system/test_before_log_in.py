@@ -114,7 +114,7 @@ async def test_the_account_that_was_full_hears_who_did_not_come_in(start: Start,
 async def test_who_leaves_before_it_has_logged_in_is_told_of_by_newer_servers(
     start: Start, net: Net, kind: str
 ) -> None:
-    broker = start(kind, f"authorization {{ timeout: 1 }}\n{CONFIG}")
+    broker = start(kind, f"authorization {{ timeout: 3 }}\n{CONFIG}")
     system = await net.client(broker, **{"user": "s", "pass": "s"})
     await system.talk("SUB $SYS.ACCOUNT.$G.DISCONNECT 1\r\nPING\r\n", expect_last="PONG\r\n")
     (await Client.connect(broker.port, None)).close()

@@ -182,7 +182,7 @@ async def speak_up(path: str, words: bytes, *, says: str) -> None:
         sock.setblocking(False)
         await loop.sock_connect(sock, path)
         await loop.sock_sendall(sock, words)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             said = b""
             while (piece := await loop.sock_recv(sock, 65536)) and (says or b"PING" not in said):
                 said += piece

@@ -55,23 +55,23 @@ async def test_streams_consumers_and_stores_work_from_a_member_without_jetstream
     await until(lambda: is_meshed(brokers))
     client = await nats.connect(f"nats://{login}127.0.0.1:{first.port}")
     await answers_with_a_leader(client)
-    jetstream = client.jetstream(timeout=10)
+    jetstream = client.jetstream(timeout=30)
     config = StreamConfig(name="ORD", subjects=["ord.>"], num_replicas=2, storage=StorageType.MEMORY)
     config.allow_direct = True
     await jetstream.add_stream(config)
     for number in range(20):
         await jetstream.publish(f"ord.{number}", b"%d" % number)
     pull = await jetstream.pull_subscribe("ord.>", durable="d")
-    found = await pull.fetch(20, timeout=10)
+    found = await pull.fetch(20, timeout=30)
     assert [(message.subject, message.data) for message in found] == [(f"ord.{n}", b"%d" % n) for n in range(20)]
     for message in found:
-        await message.ack_sync(timeout=10)
+        await message.ack_sync(timeout=30)
     assert (await pull.consumer_info()).num_ack_pending == 0
     push = await jetstream.subscribe("ord.>", config=ConsumerConfig(deliver_policy=DeliverPolicy.ALL))
     for number in range(20):
-        message = await push.next_msg(timeout=10)
+        message = await push.next_msg(timeout=30)
         assert (message.subject, message.data) == (f"ord.{number}", b"%d" % number)
-        await message.ack_sync(timeout=10)
+        await message.ack_sync(timeout=30)
     assert (await jetstream.get_msg("ORD", 3)).data == b"2"
     assert (await jetstream.get_msg("ORD", 3, direct=True)).data == b"2"
     bucket = await jetstream.create_key_value(bucket="b")
@@ -85,5 +85,5 @@ async def test_streams_consumers_and_stores_work_from_a_member_without_jetstream
     if accounts:  # an account without JetStream has none through the cluster either
         client = await nats.connect(f"nats://nobody:nobody@127.0.0.1:{first.port}")
         with pytest.raises(nats.errors.NoRespondersError):
-            await client.request("$JS.API.INFO", b"", timeout=10)
+            await client.request("$JS.API.INFO", b"", timeout=30)
         await client.close()

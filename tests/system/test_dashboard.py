@@ -6,6 +6,7 @@ GNATSWARM_SCREENSHOTS=<directory> keeps pictures of the page: light, dark, and o
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import shutil
@@ -257,6 +258,55 @@ async def test_the_second_in_which_the_page_was_opened_is_in_the_chart_too(chrom
     chromium.wait(f"looks > 3 && {asked} === 2")
 
 
+async def test_the_chart_of_ten_minutes_has_means_of_its_steps(chromium, lively):
+    """Not what the second was like in which a step ended: of bursts most such seconds know nothing."""
+    _broker, pages, _cluster = lively
+    chromium.open(f"http://{pages.host}:{pages.port}/monitoring/")
+    chromium.wait("looks > 3 && history.length")
+    chromium.value("isPaused = true")
+    general = json.dumps(await asyncio.to_thread(pages.json, "/varz"))
+    # A thousand messages in each second of which the number ends in 1 or 6.
+    label = chromium.value(
+        f"(general => {{ KEPT = 600; history.length = 0; looks = 5;"
+        " for (let second = 0; second <= 20; second++) drawGeneral({ ...general,"
+        " now: new Date(1e12 + 1000 * second).toISOString(), in_msgs: 1000 * Math.floor((second + 4) / 5) });"
+        f" return document.getElementById('chart').getAttribute('aria-label') }})({general})"
+    )
+    assert label.endswith("now 200 published, 0 delivered; at most 200 and 0"), label
+
+
+async def test_other_servers_are_hubs_or_leaf_nodes_as_the_broker_says(chromium, lively):
+    _broker, pages, _cluster = lively
+    chromium.open(f"http://{pages.host}:{pages.port}/monitoring/")
+    chromium.wait("looks > 0")
+    chromium.value("isPaused = true")
+    leaf = "{ ip: '::1', port: 1, account: 'A', in_msgs: 0, out_msgs: 0, in_bytes: 0, out_bytes: 0, rtt: '0s' }"
+    # (as nats-server 2.9's page, that of a broker with its ways does not say which of the two it is)
+    rows = f"[{{ is_spoke: true }}, {{ is_spoke: false }}, {{}}].map(one => ({{ ...{leaf}, ...one }}))"
+    chromium.value(f"drawServers({{ leafs: {rows} }}, {{}})")
+    assert cells(chromium, "leafs", 1) == ["hub", "leaf node", "leaf node or hub"]
+
+
+async def test_a_subject_that_is_no_text_is_not_one_that_nobody_wants(chromium, start_broker, cluster_of, tmp_path):
+    for args in (["--stats-dir", str(tmp_path)], ["--no-stats"]):
+        broker = start_broker(args=["-m", "-1", *args])
+        pages = Pages.of(broker)
+        client = await cluster_of(broker).client()
+        await client.talk(
+            b"SUB no.\xff 1\r\nPUB no.\xff 1\r\nx\r\nPUB lost.\xff 1\r\nx\r\nPING\r\n", expect_last="PONG\r\n"
+        )
+        page = await asyncio.to_thread(pages.json, "/subjectz")
+        assert {row["subject"]: row["wanted"] for row in page["subjects"]} == {"no.\ufffd": True, "lost.\ufffd": False}
+        chromium.open(pages.url + "/#subject/$G/no.%EF%BF%BD")
+        chromium.wait("document.querySelectorAll('#subjects tbody tr').length == 2")
+        shown = dict(zip(cells(chromium, "subjects", 0), cells(chromium, "subjects", 8), strict=True))
+        assert shown == {"no.\ufffd": "" if args[0] == "--stats-dir" else "1", "lost.\ufffd": "nobody"}
+        assert set(cells(chromium, "subjects", 7)) == {"unknown"}
+        chromium.wait("document.getElementById('detail-body').innerText.includes('deliveries')")
+        assert "Nobody" not in chromium.value("document.getElementById('detail-body').innerText")
+        assert chromium.errors == []
+
+
 async def test_a_clock_that_is_set_back_does_not_stop_the_page(chromium, lively):
     _broker, pages, _cluster = lively
     chromium.open(f"http://{pages.host}:{pages.port}/monitoring/")
@@ -265,6 +315,19 @@ async def test_a_clock_that_is_set_back_does_not_stop_the_page(chromium, lively)
     assert chromium.value(seen) == [0, 100, 0, 100, 100]
     chromium.value("history.push({ now: 1e12, in: 0, out: 0 })")  # a look before the clock was set back
     chromium.wait("history.length > 1 && history.every(point => point.now < 1e12)")
+
+
+async def test_a_shard_that_was_removed_is_not_one_that_is_missing(chromium, lively):
+    broker, pages, cluster = lively
+    client = await swarm.client_on(cluster, 1)  # one that has counted nothing would not be listed
+    await client.talk("PUB lost 1\r\nx\r\nPING\r\n", expect_last="PONG\r\n")
+    await swarm.scale(broker, 1)
+    chromium.open(f"http://{pages.host}:{pages.port}/monitoring/")
+    chromium.wait("document.documentElement.dataset.looks >= 2")
+    assert cells(chromium, "shards", 1) == ["ready", "stopped"]
+    assert chromium.value("document.getElementById('skew').textContent") == "one shard"
+    assert chromium.value("document.getElementById('links').textContent") == "One shard: nothing to link."
+    assert chromium.value("document.querySelectorAll('#shards .bad').length") == 0
 
 
 async def test_the_shares_of_many_members_fit_their_place(chromium, start_broker, cluster_of):
@@ -497,7 +560,7 @@ def top(kind: Any, *words: str) -> subprocess.CompletedProcess[str]:
     errors = process.stderr.read()
     process.stdout.close()
     process.stderr.close()
-    return subprocess.CompletedProcess([], process.wait(10), shown, errors)
+    return subprocess.CompletedProcess([], process.wait(30), shown, errors)
 
 
 async def test_top_shows_the_broker_in_a_terminal(lively, kind):

@@ -232,7 +232,7 @@ async def test_a_subscription_is_gone_when_its_connection_is(cluster, subject):
         subscriber = await cluster.client()
         await subscriber.talk(f"SUB {subject} 1\r\nPING\r\n", expect="PONG\r\n")
         subscriber.close()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while True:
                 await asker.send(pub(subject, "?", f"{subject}.reply"))
                 await asker.flush()
@@ -249,7 +249,7 @@ async def test_a_thousand_connections_that_come_and_go_leave_nothing_behind(star
 
     async def admitted():
         """A connection that is not refused; the broker may notice a moment late that the last batch has gone."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while True:
                 client = await cluster.raw()
                 await client.send('CONNECT {"verbose":false,"headers":true,"no_responders":true}\r\nPING\r\n')
@@ -272,7 +272,7 @@ async def test_a_thousand_connections_that_come_and_go_leave_nothing_behind(star
     asker = last[0]
     await asker.talk("SUB reply 1\r\nPING\r\n", expect="PONG\r\n")
     for batch in (0, 42, 99):
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while not asker.inbox:
                 await asker.send(pub(f"{subject}.{batch}", "?", "reply"))
                 await asker.flush()

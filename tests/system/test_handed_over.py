@@ -62,7 +62,7 @@ async def test_a_full_shard_closes_what_it_is_handed_and_says_so(start_broker, c
             inside += 1
     assert inside > 300
     assert ended > 100
-    await asyncio.to_thread(broker.log.wait_line, "no descriptors left for .* handed over", 5.0)
+    await asyncio.to_thread(broker.log.wait_line, "no descriptors left for .* handed over", 30.0)
     await talker.talk(f"PUB {subject} 1\r\nx\r\nPING\r\n", expect="PONG\r\n")
     await listener.expect(f"MSG {subject} 1 1\r\nx\r\n")
     for client in cluster.all:

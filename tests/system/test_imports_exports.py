@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import random
 import re
 import time
@@ -165,6 +166,18 @@ async def test_a_service_answers_and_does_not_see_who_asked(exchange, at):
     assert request.reply.startswith("_R_.")
     await a.talk(f"PUB {request.reply} 2\r\nok\r\nPUB {request.reply} 5\r\nagain\r\nPING\r\n", expect="PONG\r\n")
     assert await subjects(b) == [("in", "1", b"ok")]
+
+
+@pytest.mark.parametrize("at", [0, 1])
+async def test_behind_two_imports_a_service_sees_which_account_asked_first(exchange, at):
+    a, c = await on(exchange, "a", at), await on(exchange, "c", 1 - at)
+    await a.talk("SUB req.> 1\r\nPING\r\n", expect="PONG\r\n")
+    await c.talk("PUB chain.1.2 2\r\nhi\r\nPING\r\n", expect="PONG\r\n")
+    await a.flush()
+    (request,) = a.inbox
+    told = json.loads(request.headers.partition(b"Nats-Request-Info: ")[2])
+    told.pop("rtt", None)
+    assert list(told.items()) == [("acc", "C"), ("svc", "B")]
 
 
 async def test_subjects_of_services_are_rewritten(exchange):
@@ -352,17 +365,24 @@ async def test_the_threshold_of_several_answers_begins_anew_with_each(exchange):
     a, b = await on(exchange, "a", 0), await on(exchange, "b", 1)
     await a.talk("SUB long.* 1\r\nPING\r\n", expect="PONG\r\n")
     await b.talk("SUB in.* 1\r\nPING\r\n", expect="PONG\r\n")
-    replies = []
-    for service in ("st", "ch"):
-        await b.talk(f"PUB long.{service} in.{service} 0\r\n\r\nPING\r\n", expect="PONG\r\n")
-        replies.append((await asked(a))[1])
-    answers = "".join(f"PUB {reply} 2\r\nok\r\n" for reply in replies)
-    for _ in range(4):  # some 1.6 s in all, where 1.2 s may lie between two
-        until = time.monotonic() + 0.4
-        while time.monotonic() < until:
-            await b.flush()
-        await a.talk(f"{answers}PING\r\n", expect="PONG\r\n")
-    assert await subjects(b) == [("in.st", "1", b"ok"), ("in.ch", "1", b"ok")] * 4
+    longest_s = math.inf
+    while longest_s > 1.1:  # (a busy machine took too long)
+        last_s, longest_s = time.monotonic(), 0.0
+        await subjects(b)
+        replies = []
+        for service in ("st", "ch"):
+            await b.talk(f"PUB long.{service} in.{service} 0\r\n\r\nPING\r\n", expect="PONG\r\n")
+            replies.append((await asked(a))[1])
+        answers = "".join(f"PUB {reply} 2\r\nok\r\n" for reply in replies)
+        for _ in range(4):  # some 1.6 s in all, where 1.2 s may lie between two
+            until = time.monotonic() + 0.4
+            while time.monotonic() < until:
+                await b.flush()
+            since_s = time.monotonic()
+            await a.talk(f"{answers}PING\r\n", expect_last="PONG\r\n")
+            last_s, longest_s = since_s, max(longest_s, time.monotonic() - last_s)
+        got = await subjects(b)
+    assert got == [("in.st", "1", b"ok"), ("in.ch", "1", b"ok")] * 4
 
 
 @OURS

@@ -34,6 +34,7 @@ from tests.support.leaves import (
     payloads,
     subscribed,
 )
+from tests.support.ports import free_port
 from tests.support.servers import KINDS, Broker, BrokerUnavailable
 from tests.support.turns import until
 from tests.support.wire import Client
@@ -174,8 +175,8 @@ async def test_one_member_of_a_queue_group_gets_each_message_on_either_side(
 
 
 async def test_a_hub_that_was_killed_is_found_again(start: Start, net: Net, hub_kind: str) -> None:
-    hub = start(hub_kind, hub_config())
-    port = hub_port(hub)
+    port = free_port()
+    hub = start(hub_kind, hub_config(port=port))
     leaf = start("gnatswarm-2", leaf_config(port))
     at_leaf = await net.client(leaf)
     await subscribed(at_leaf, "back 1", "back workers 2")
@@ -437,7 +438,7 @@ async def test_leafz_shows_the_connection(start: Start, net: Net) -> None:
     await know(at_hub, at_leaf)
 
     def fetch() -> dict[str, Any]:
-        with urllib.request.urlopen(f"http://127.0.0.1:{monitoring}/leafz", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{monitoring}/leafz", timeout=30) as answer:
             return dict(json.load(answer))
 
     page = await asyncio.to_thread(fetch)
@@ -523,7 +524,7 @@ class Hub:
         self.say(b"INFO " + json.dumps({**base, **content}).encode() + b"\r\n")
 
     async def until(self, end: bytes) -> bytes:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             return await self.reader.readuntil(end)
 
     async def told(self) -> bytes:

@@ -20,6 +20,7 @@ from tests.support.authority import Authority
 from tests.support.framed import BINARY, CLOSE, PING, FramedClient, connect, frame, request, upgrade, websocket_port
 from tests.support.leaves import Net, check_own_account, hub_port, know, payloads, subscribed
 from tests.support.pipe import Pipe
+from tests.support.ports import free_port
 from tests.support.servers import KINDS, Broker
 from tests.support.turns import until
 from tests.system.test_leaf import HUBS, Start, net, start
@@ -95,7 +96,8 @@ async def test_messages_cross(start: Start, net: Net, kinds: tuple[str, str], of
 async def test_the_connection_is_made_again_after_either_end_was_lost(
     start: Start, net: Net, kinds: tuple[str, str]
 ) -> None:
-    hub, port = hub_of(start, kinds[0])
+    own = PLAIN.replace("port: -1", f"port: {free_port()}")
+    hub, port = hub_of(start, kinds[0], own)
     leaf = leaf_of(start, kinds[1], f"ws://127.0.0.1:{port}")
     at_hub, at_leaf = await net.client(hub), await net.client(leaf)
     await know(at_hub, at_leaf)
@@ -103,7 +105,7 @@ async def test_the_connection_is_made_again_after_either_end_was_lost(
     await know(at_hub, at_leaf)
     hub.kill()
     leaf.log.wait_line("Leafnode connection closed", 20.0)
-    again, _ = hub_of(start, kinds[0], PLAIN.replace("port: -1", f"port: {port}"))
+    again, _ = hub_of(start, kinds[0], own)
     publisher = await net.client(again)
     await know(publisher, at_leaf)
     await publisher.send("PUB x 1\r\ny\r\n")

@@ -55,7 +55,7 @@ async def reload(broker, config: str, said: str = r"Reloaded server configuratio
 
 async def until_allowed(client: Client, operation: str) -> None:
     """Until it is answered without an error: the client's shard has heard of the new rules."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while True:
             await client.send(f"{operation}PING\r\n")
             if (await client.read_line()) == b"PONG\r\n":

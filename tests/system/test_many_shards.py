@@ -12,7 +12,6 @@ from tests.support.servers import Broker, Kind
 from tests.support.wire import Cluster
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("shards", [16, pytest.param(62, marks=pytest.mark.slow)])
 async def test_many_shards_boot_and_serve(shards):
     if shards > 16 and os.environ.get("GNATSWARM_SLOW") != "1":

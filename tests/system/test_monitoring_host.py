@@ -22,7 +22,7 @@ def get(port: int, path: str, host: str | None, address: str = HOST, more: str =
     if host is not None:
         request = f"GET {path} HTTP/1.1\r\nHost: {host}\r\n{more}Connection: close\r\n\r\n"
     said = b""
-    with socket.create_connection((address, port), timeout=10) as sock:
+    with socket.create_connection((address, port), timeout=30) as sock:
         sock.sendall(request.encode("latin-1"))
         while data := sock.recv(65536):
             said += data

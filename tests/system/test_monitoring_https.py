@@ -37,7 +37,7 @@ def encrypted(start_broker: Callable[..., Broker], server: Pair, authority: Auth
 def presented(pages: Pages, context: ssl.SSLContext) -> bytes:
     """The certificate that somebody is shown who looks now."""
     with (
-        socket.create_connection((HOST, pages.port), timeout=10) as plain,
+        socket.create_connection((HOST, pages.port), timeout=30) as plain,
         context.wrap_socket(plain, server_hostname="localhost") as secure,
     ):
         return secure.getpeercert(binary_form=True) or b""
@@ -93,7 +93,7 @@ async def test_whoever_looks_needs_no_certificate_though_clients_do(encrypted, a
 @pytest.mark.kinds(*BOTH)
 async def test_who_speaks_plain_there_is_told_so(encrypted):
     _broker, pages = encrypted()
-    with socket.create_connection((HOST, pages.port), timeout=10) as plain:
+    with socket.create_connection((HOST, pages.port), timeout=30) as plain:
         plain.sendall(b"GET /varz HTTP/1.1\r\nHost: x\r\n\r\n")
         said = b""
         with contextlib.suppress(ConnectionResetError):
@@ -168,14 +168,14 @@ async def test_what_makes_no_sense_stops_the_start(kind, server, config, words):
 async def test_handshakes_that_never_end_do_not_keep_others_out(encrypted):
     """They count as connections, so there are bounds; one that is given up makes room."""
     _broker, pages = encrypted()
-    idle = [socket.create_connection((HOST, pages.port), timeout=10) for _ in range(100)]
+    idle = [socket.create_connection((HOST, pages.port), timeout=30) for _ in range(100)]
     try:
         assert (await asyncio.to_thread(pages.get, "/varz")).status == 200
     finally:
         for sock in idle:
             sock.close()
     for _ in range(40):  # more than the bound all told
-        half = socket.create_connection((HOST, pages.port), timeout=10)
+        half = socket.create_connection((HOST, pages.port), timeout=30)
         half.sendall(b"\x16\x03\x01")
         half.close()
     await pages.wait("/healthz", lambda page: page["status"] == "ok")

@@ -12,7 +12,9 @@ import nats.errors
 import nats.js.errors
 import pytest
 
-DEADLINE_S = 15.0
+from tests.support.ports import free_port
+
+DEADLINE_S = 30.0
 
 
 @contextlib.asynccontextmanager
@@ -292,7 +294,7 @@ async def test_a_payload_of_eight_mebibytes_with_a_raised_limit(start_broker, su
 
 
 async def test_reconnects_to_a_restarted_broker_and_subscribes_again(start_broker, subject):
-    broker = start_broker()
+    broker = start_broker(port=free_port())
     disconnected, reconnected = Event(), Event()
     async with connected(
         broker,

@@ -253,7 +253,7 @@ async def test_a_closed_members_share_goes_to_the_others(place, subject, cluster
         [leaves] = await place(1)
         await leaves.talk(f"SUB {subject}.{number} q 1\r\nPING\r\n", expect="PONG\r\n")
         cluster.leave(leaves)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while not publisher.inbox:  # `no responders` tells that it is gone
                 await publisher.send(f"PUB {subject}.{number} r 0\r\n\r\n")
                 await publisher.flush()

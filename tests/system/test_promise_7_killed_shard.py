@@ -9,12 +9,12 @@ import pytest
 
 from tests.support import swarm
 from tests.support.traffic import Traffic
-from tests.support.wire import Client, Closed
+from tests.support.wire import Client, Closed, Frame
 
 pytestmark = pytest.mark.kinds("gnatswarm-2", "gnatswarm-4")
 
 # What a killed shard's clients may take to notice, and its successor to serve, on a loaded machine.
-DEADLINE_S = 20.0
+DEADLINE_S = 40.0
 
 
 @pytest.fixture
@@ -116,16 +116,16 @@ async def test_a_shard_that_is_killed_again_and_again_does_not_disturb_the_other
     publishers, subscribers = await others(cluster, 0, 2), await others(cluster, 0, 2)
     traffic = Traffic(publishers, subscribers, subject)
     await traffic.start()
-    killed = set()
-    for _ in range(4):
-        pid = (await swarm.pids(broker)).get(0)
-        if pid and pid not in killed:  # it backs off: some looks find it still away
-            swarm.signal_shard(broker, pid)
-            killed.add(pid)
-        await traffic.progress(200)
+    killed: set[int] = set()
+    async with asyncio.timeout(60):
+        while len(killed) < 3:
+            pid = (await swarm.pids(broker)).get(0)
+            if pid and pid not in killed:  # it backs off: some looks find it still away
+                swarm.signal_shard(broker, pid)
+                killed.add(pid)
+            await traffic.progress(200)
     await swarm.client_on(cluster, 0)
     await traffic.finish()
-    assert len(killed) >= 2
 
 
 async def test_a_shard_killed_in_the_middle_of_big_frames(swarmed, subject):
@@ -141,11 +141,18 @@ async def test_a_shard_killed_in_the_middle_of_big_frames(swarmed, subject):
 
     async def pour(client: Client) -> None:
         try:
-            for _ in range(60):  # 42 MB: the witness does not read all the time
+            for _ in range(60):
                 await client.send(sent, deadline_s=DEADLINE_S)
                 await client.flush(deadline_s=DEADLINE_S)
         except Closed:
             return  # killed
+
+    async def witness_on(pouring: asyncio.Task[None]) -> list[Frame]:
+        """All that comes meanwhile: who does not read for seconds is closed."""
+        frames = []
+        while not pouring.done():
+            frames += await witness.flush(DEADLINE_S)
+        return frames
 
     traffic = Traffic(publishers, subscribers, subject, payload_bytes=700_000, batch=5)
     await traffic.start()
@@ -156,10 +163,12 @@ async def test_a_shard_killed_in_the_middle_of_big_frames(swarmed, subject):
         pouring = asyncio.create_task(pour(writer))
         for _ in range(3):
             assert await witness.read_bytes(len(whole), deadline_s=DEADLINE_S) == whole
+        witnessing = asyncio.create_task(witness_on(pouring))
         await traffic.progress(5)
         await swarm.kill(broker, victim)
         await reading
         await pouring
+        assert all(frame.raw == whole for frame in await witnessing)
         # Whole ones may still come, and then none; the successor's frames begin with a first byte.
         assert all(frame.raw == whole for frame in await witness.flush(DEADLINE_S))
         witness.inbox.clear()

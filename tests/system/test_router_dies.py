@@ -20,7 +20,7 @@ from tests.support.wire import Cluster
 
 pytestmark = pytest.mark.kinds("gnatswarm-2", "gnatswarm-4")
 
-DEADLINE_S = 20.0
+DEADLINE_S = 40.0
 # Fewer than would end the broker, whenever they come.
 DEATHS = 4
 

@@ -89,7 +89,6 @@ async def test_a_client_that_writes_much_before_it_reads_gets_all_of_it(secure, 
     await reader.flush()
     payload = os.urandom(30_000)
     count = 1_000
-    expected = b"MSG flood 1 30000\r\n" + payload + b"\r\n"
 
     async def write() -> None:
         for _ in range(count):
@@ -99,7 +98,7 @@ async def test_a_client_that_writes_much_before_it_reads_gets_all_of_it(secure, 
 
     writing = asyncio.create_task(write())
     for _ in range(count):
-        assert await reader.read(len(expected), 30) == expected
+        assert await reader.message() == (b"MSG flood 1 30000\r\n", payload)
     await asyncio.wait_for(writing, 30)
     await writer.expect(b"PONG\r\n")
     reader.close()
@@ -125,8 +124,8 @@ async def test_nats_py_works_unchanged(shared_secure, lasting_authority, kind):
     for client in clients[:2]:
         await client.flush()
     await clients[2].publish("news.a", b"x" * 100_000)
-    assert await asyncio.wait_for(got.get(), 10) == b"x" * 100_000
-    answer = await clients[3].request("ask", b"well", timeout=10)
+    assert await asyncio.wait_for(got.get(), 30) == b"x" * 100_000
+    answer = await clients[3].request("ask", b"well", timeout=30)
     assert answer.data == b"well!"
     for client in clients:
         await client.close()
@@ -219,12 +218,12 @@ async def test_a_tls_client_on_a_plain_port_gets_an_error(start_broker, authorit
 
 @pytest.mark.parametrize("begin", [b"", b"\x16", b"\x16\x03\x01\x02\x00\x01\x00"])
 async def test_a_handshake_that_does_not_come_ends_at_its_timeout(secure, begin, kind):
-    broker = secure("timeout: 0.5")
+    broker = secure("timeout: 2.5")  # longer than the default
     client = await Client.connect(broker.port)
     started = asyncio.get_running_loop().time()
     await client.send(begin)
     rest = await client.wait_closed()
-    assert 0.4 < asyncio.get_running_loop().time() - started < 3
+    assert 2.3 < asyncio.get_running_loop().time() - started < 30
     # In the middle of a handshake a line in plain would be garbage; before it, it is what the client expects.
     required = b"-ERR 'Secure Connection - TLS Required'\r\n"
     assert rest == (required if not begin and not kind.is_oracle else b"")
@@ -233,7 +232,7 @@ async def test_a_handshake_that_does_not_come_ends_at_its_timeout(secure, begin,
 
 @pytest.mark.kinds(*OURS)
 async def test_the_log_in_has_its_time_after_the_handshake_and_not_before(secure, authority):
-    broker = secure("timeout: 5", "authorization { token: t, timeout: 1 }\n")
+    broker = secure("timeout: 30", "authorization { token: t, timeout: 3 }\n")
     reader, writer = await asyncio.open_connection(HOST, broker.port)
     await read_info(reader)
     silent = await Client.connect(broker.port)
@@ -283,7 +282,7 @@ async def test_allow_non_tls_waits_for_the_timeout_and_not_longer(secure):
 
 @pytest.mark.kinds(*OURS)
 async def test_handshake_first_says_nothing_in_plain(secure, authority):
-    broker = secure("handshake_first: true\n timeout: 0.5")
+    broker = secure("handshake_first: true\n timeout: 3")
     client = await connect(broker.port, authority.client_context(), first=True)
     await client.flush()
     client.close()
@@ -336,7 +335,7 @@ async def test_garbage_in_place_of_a_handshake_closes_and_is_counted_as_its_fail
         client.close()
         closed = await connections(broker, "closed")
         assert [row["reason"] for row in closed] == ["TLS Handshake Failure"] * count
-    await asyncio.to_thread(broker.log.wait_line, f"cid:{len(GARBAGE)} - TLS handshake error: ", 10.0)
+    await asyncio.to_thread(broker.log.wait_line, f"cid:{len(GARBAGE)} - TLS handshake error: ", 30.0)
     assert len([line for line in broker.log.lines if "TLS handshake error: " in line]) == len(GARBAGE)
     metrics = (await asyncio.to_thread(Pages.of(broker).get, "/metrics")).text
     counted = re.findall(r"(?m)^gnatswarm_failed_handshakes_total\{.*\} (\d+)$", metrics)
@@ -351,8 +350,8 @@ async def test_a_broken_record_closes_that_connection_alone(shared_secure, lasti
     """The log says so: it was no error of ours, whatever OpenSSL calls it."""
     broker, since = shared_secure, len(shared_secure.log.lines)
     bystander = await connect(broker.port, lasting_authority.client_context())
-    sock = socket.create_connection((HOST, broker.port), 10)
-    sock.settimeout(10)
+    sock = socket.create_connection((HOST, broker.port), 30)
+    sock.settimeout(30)
     assert sock.recv(65_536).startswith(b"INFO ")
     context = lasting_authority.client_context()
     context.maximum_version = version
@@ -459,7 +458,7 @@ async def test_a_slow_tls_client_is_closed_and_the_others_are_not(secure, author
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16_384)
     sock.connect((HOST, broker.port))
-    sock.settimeout(10)
+    sock.settimeout(30)
     assert sock.recv(65_536).startswith(b"INFO ")
     slow = authority.client_context().wrap_socket(sock, server_hostname="localhost")
     slow.sendall(CONNECT + b"SUB flood 1\r\nPING\r\n")
@@ -498,7 +497,7 @@ async def test_a_reload_reads_the_certificate_again(secure, authority, server):
     server.key.write_bytes(other.key.read_bytes())
     start = len(broker.log.lines)
     broker.send_signal(signal.SIGHUP)
-    await asyncio.to_thread(broker.log.wait_line, "Reloaded server configuration", 10.0, start)
+    await asyncio.to_thread(broker.log.wait_line, "Reloaded server configuration", 30.0, start)
     deadline = asyncio.get_running_loop().time() + 10
     while True:
         client = await connect(broker.port, context)
@@ -516,7 +515,7 @@ async def test_a_reload_of_a_broken_certificate_changes_nothing(secure, authorit
     server.cert.write_text("not a certificate")
     start = len(broker.log.lines)
     broker.send_signal(signal.SIGHUP)
-    await asyncio.to_thread(broker.log.wait_line, "(?i)fail", 10.0, start)
+    await asyncio.to_thread(broker.log.wait_line, "(?i)fail", 30.0, start)
     (await connect(broker.port, authority.client_context())).close()
 
 

@@ -366,15 +366,15 @@ async def test_an_upgrade_says_which_host_it_wants(shared_port, host):
 def wait_lines(broker: Broker, text: str, count: int) -> None:
     at = 0
     for _ in range(count):
-        line = broker.log.wait_line(text, 10.0, at).string
+        line = broker.log.wait_line(text, 30.0, at).string
         at = broker.log.lines.index(line, at) + 1
 
 
 async def test_an_upgrade_that_does_not_come_ends_at_its_timeout(open_port):
-    _, port = open_port('handshake_timeout: "500ms"')
+    _, port = open_port('handshake_timeout: "2500ms"')  # longer than the default
     started = asyncio.get_running_loop().time()
     assert not (await answer_to(port, b"GET / HT")).startswith(b"HTTP/1.1 101")
-    assert 0.4 < asyncio.get_running_loop().time() - started < 3
+    assert 2.3 < asyncio.get_running_loop().time() - started < 30
 
 
 # ------------------------------------------------------------------------------------------------------ broken frames
@@ -470,7 +470,7 @@ async def test_others_are_served_while_what_came_in_a_few_kilobytes_is_carried_o
     assert len(wire) < 65_536
     rounds: list[int] = []
     while (
-        len(rounds) < 10 and max(rounds, default=0) < 8
+        len(rounds) < 30 and max(rounds, default=0) < 8
     ):  # a busy machine may not give the bystander a processor so often
         client.writer.write(wire + frame(BINARY, b"PING\r\n"))
         done = asyncio.create_task(client.expect(b"PONG\r\n"))

@@ -53,12 +53,12 @@ def test_who_asks_before_there_is_a_socket_waits_for_it(directory: linkdir.LinkD
     asking = threading.Thread(target=lambda: replies.append(operator_commands.ask(StatusRequest(), None, 4222)))
     asking.start()
     with listen_for_operators(f"{directory.path}/{linkdir.OPERATOR_SOCKET}") as listening:
-        listening.settimeout(10)
+        listening.settimeout(30)
         sock, _ = listening.accept()
         with sock:
             sock.recv(1000)
             sock.sendall(b'{"text":"here"}\n')
-        asking.join(10)
+        asking.join(30)
     assert replies == [Reply(text="here")]
 
 

@@ -220,6 +220,19 @@ def test_a_key_of_the_port_sets_its_option(
     assert found == value if field != "tls" else found.is_on and found.handshake_first and found.cert_pem
 
 
+@pytest.mark.parametrize("block", ["leafnodes", "cluster"])
+@pytest.mark.parametrize(("timeout", "seconds"), [("", 3.0), ("timeout: 5", 6.0)])
+def test_behind_a_handshake_that_took_all_its_time_there_is_a_second_to_log_in(
+    built: Build, authority: Authority, block: str, timeout: str, seconds: float
+) -> None:
+    """As for clients, unless `authorization { timeout }` says how long."""
+    tls = f"tls {{ {authority.server().lines}, ca_file: '{authority.path}', verify: true, {timeout} }}"
+    own = "authorization { user: u, password: p, timeout: 1 }"
+    assert getattr(built(f"{block} {{ port: 7422\n{tls} }}").options, block).auth_timeout_s == seconds
+    assert getattr(built(f"{block} {{ port: 7422\n{tls}\n{own} }}").options, block).auth_timeout_s == 1.0
+    assert getattr(built(f"{block} {{ port: 7422 }}").options, block).auth_timeout_s == 2.0
+
+
 def test_every_option_of_the_port_can_be_configured() -> None:
     fields = {field.name for field in msgspec.structs.fields(LeafNodes)}
     assert {field for _, field, _ in PORT_SETTINGS} == fields

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pathlib
 import random
@@ -26,6 +25,7 @@ from gnatswarm.router.listening.listeners import Listeners
 from gnatswarm.router.start_early import start_early
 from gnatswarm.router.supervision.opening import Opened
 from gnatswarm.shards.boundary import control, keeping, rows
+from tests.support.ports import free_port
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 
@@ -266,7 +266,7 @@ def test_a_mistake_or_a_question_in_any_file_opens_no_port(
 
 @pytest.mark.parametrize("block", ["websocket { no_tls: true, ", "cluster { ", "leafnodes { "])
 def test_a_second_port_in_use_closes_the_first(block: str, tmp_path: pathlib.Path) -> None:
-    port = _free_port()
+    port = free_port()
     with socket.create_server(("127.0.0.1", 0)) as other:
         taken = other.getsockname()[1]
         text = f"listen: 127.0.0.1:{port}\n{block} host: 127.0.0.1, port: {taken} }}\n"
@@ -280,7 +280,7 @@ def test_a_pipe_is_left_to_who_reads_it(tmp_path: pathlib.Path) -> None:
 
 
 def test_whose_ports_are_all_open_early_serves_on_all_of_them(tmp_path: pathlib.Path) -> None:
-    clients, websocket, leafnodes, pages = (_free_port() for _ in range(4))
+    clients, websocket, leafnodes, pages = (free_port() for _ in range(4))
     text = f"""
     listen: 127.0.0.1:{clients}
     http: 127.0.0.1:{pages}
@@ -332,14 +332,6 @@ def test_a_log_that_cannot_be_written_opens_no_port(tmp_path: pathlib.Path) -> N
     assert simple(parse(["-l", str(tmp_path / "x.log")]), None) is not None
 
 
-def _free_port() -> int:
-    """Below those that the kernel gives to whoever wants any: another test's broker could have it by then."""
-    while True:
-        port = random.randrange(12000, 32000)
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
-
-
 def _start(port: int, *flags: str) -> subprocess.Popen[str]:
     words = [sys.executable, "-P", "-m", "gnatswarm", "-a", "127.0.0.1", "-p", str(port), "--no_stats", *flags]
     return subprocess.Popen(words, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
@@ -356,12 +348,12 @@ def _connected(process: subprocess.Popen[str], port: int) -> socket.socket:
 
 
 def test_who_connects_at_the_first_moment_is_served_and_a_signal_at_that_moment_is_kept() -> None:
-    port = _free_port()
+    port = free_port()
     with _start(port, "--shards", "2") as process, _connected(process, port) as client:
         assert client.recv(5) == b"INFO "
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=20)
-    port = _free_port()
+    port = free_port()
     with _start(port, "--shards", "2") as process, _connected(process, port):
         process.send_signal(signal.SIGTERM)
         log = process.communicate(timeout=20)[1]
@@ -372,7 +364,7 @@ def test_who_connects_at_the_first_moment_is_served_and_a_signal_at_that_moment_
 def test_with_a_file_who_connects_at_the_first_moment_is_served_and_a_mistake_opens_no_port(
     tmp_path: pathlib.Path,
 ) -> None:
-    port = _free_port()
+    port = free_port()
     path = tmp_path / "nats.conf"
     path.write_text(f"listen: 127.0.0.1:{port}\nserver_name: early\nauthorization {{ token: t }}\n")
     words = [sys.executable, "-P", "-m", "gnatswarm", "-c", str(path), "--no_stats"]
@@ -386,7 +378,7 @@ def test_with_a_file_who_connects_at_the_first_moment_is_served_and_a_mistake_op
 
 
 def test_after_kill_9_while_it_imports_nothing_holds_the_port() -> None:
-    port = _free_port()
+    port = free_port()
     with _start(port, "--shards", "2") as process, _connected(process, port):
         process.kill()
         process.wait()

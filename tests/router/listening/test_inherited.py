@@ -19,6 +19,7 @@ from gnatswarm.broker.options import Options, Sharding
 from gnatswarm.router.listening.inherited import Inherited
 from gnatswarm.router.listening.listeners import ListenError
 from tests.router.routers import wait_until
+from tests.support.ports import free_port
 from tests.support.servers import Log
 
 CODE = """
@@ -64,7 +65,7 @@ class Activated:
         if self.process.poll() is None:
             self.process.send_signal(by)
         try:
-            return self.process.wait(15)
+            return self.process.wait(30)
         finally:
             self.process.kill()
             self.process.wait()
@@ -83,7 +84,7 @@ def started() -> Iterator[list[Activated]]:
 
 def shard_of(port: int) -> int:
     """Connect, and return the number of the shard that answered."""
-    with socket.create_connection(("127.0.0.1", port), timeout=15) as sock:
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as sock:
         greeting = b""
         while not greeting.endswith(b"\n"):
             greeting += sock.recv(4096)
@@ -97,8 +98,8 @@ def test_one_socket_is_handed_over_and_both_shards_serve_on_it(started: list[Act
         port = sock.getsockname()[1]
         # The configuration's port gives way: the sockets say where the broker listens.
         started.append(Activated([sock], "-p", "1", "--shards", "2", "--no-stats"))
-        started[0].log.wait_line(f"Listening for client connections on 127.0.0.1:{port}", 15)
-        started[0].log.wait_line("Server is ready", 15)
+        started[0].log.wait_line(f"Listening for client connections on 127.0.0.1:{port}", 30)
+        started[0].log.wait_line("Server is ready", 30)
         assert {shard_of(port) for _ in range(8)} == {0, 1}
 
 
@@ -110,12 +111,12 @@ def test_several_sockets_are_one_shards_each_and_steering_works_on_them(started:
     for sock in sockets:
         sock.close()
     log = started[0].log
-    log.wait_line("Server is ready", 15)
+    log.wait_line("Server is ready", 30)
     assert {shard_of(port) for _ in range(60)} == {0, 1, 2}
     # Two signals, one at a time, and connections go to the shard that is left.
     for left in (2, 1):
         started[0].process.send_signal(signal.SIGTTOU)
-        log.wait_line(f"Scaling from {left + 1} to {left} shards", 15)
+        log.wait_line(f"Scaling from {left + 1} to {left} shards", 30)
         log.wait_line(f"Shard {left} has left", 30)
     assert {shard_of(port) for _ in range(20)} == {0}
     assert "Cannot steer" not in log.text
@@ -126,9 +127,9 @@ def test_more_shards_than_sockets_are_refused_with_the_reason(started: list[Acti
     sockets = [first, listening(first.getsockname()[1], reuse=True)]
     started.append(Activated(sockets, "--no-stats"))
     log = started[0].log
-    log.wait_line("Server is ready", 15)
+    log.wait_line("Server is ready", 30)
     started[0].process.send_signal(signal.SIGTTIN)
-    log.wait_line("cannot open another listener: the service manager opened 2 sockets, one for each shard", 15)
+    log.wait_line("cannot open another listener: the service manager opened 2 sockets, one for each shard", 30)
     for sock in sockets:
         sock.close()
 
@@ -137,10 +138,10 @@ def test_a_restart_refuses_nobody(started: list[Activated]) -> None:
     with listening() as sock:
         port = sock.getsockname()[1]
         started.append(Activated([sock], "--shards", "1", "--no-stats"))
-        started[0].log.wait_line("Server is ready", 15)
+        started[0].log.wait_line("Server is ready", 30)
         assert started[0].stop() == 0
         # Nobody serves. Who dials now waits, as the listener is not ours alone.
-        with socket.create_connection(("127.0.0.1", port), timeout=15) as waiting:
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as waiting:
             started.append(Activated([sock], "--shards", "1", "--no-stats"))
             assert waiting.recv(5) == b"INFO "
 
@@ -151,10 +152,10 @@ def test_a_reload_changes_nothing_about_them(started: list[Activated], tmp_path:
     with listening() as sock:
         started.append(Activated([sock], "-c", str(config)))
         log = started[0].log
-        log.wait_line("Server is ready", 15)
+        log.wait_line("Server is ready", 30)
         config.write_text("port: 1\nmax_payload: 2000\nstats: false")
         started[0].process.send_signal(signal.SIGHUP)
-        log.wait_line("Reloaded server configuration", 15)
+        log.wait_line("Reloaded server configuration", 30)
         assert "reload not supported" not in log.text
 
 
@@ -162,8 +163,8 @@ def test_pages_are_served_on_a_socket_of_that_name(started: list[Activated]) -> 
     with listening() as clients, listening() as pages:
         started.append(Activated([clients, pages], "--no-stats", "--shards", "1", names="gnatswarm.socket:monitoring"))
         started[0].log.wait_line(f"Starting http monitor on 127.0.0.1:{pages.getsockname()[1]}", 15)
-        started[0].log.wait_line("Server is ready", 15)
-        with socket.create_connection(pages.getsockname(), timeout=15) as sock:
+        started[0].log.wait_line("Server is ready", 30)
+        with socket.create_connection(pages.getsockname(), timeout=30) as sock:
             sock.sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
             answer = b""
             while data := sock.recv(4096):
@@ -175,8 +176,7 @@ def test_systemds_own_activation_starts_the_broker_with_its_first_client(tmp_pat
     activate = shutil.which("systemd-socket-activate")
     if activate is None:
         pytest.skip("systemd-socket-activate is not installed")
-    with listening() as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-P", "-m", "gnatswarm", "--shards", "2", "--no-stats"]
     environment = [f"-E{name}={os.environ[name]}" for name in ("PYTHONPATH", "TMPDIR", "HOME") if name in os.environ]
     with (tmp_path / "log").open("wb") as log:
@@ -187,7 +187,7 @@ def test_systemds_own_activation_starts_the_broker_with_its_first_client(tmp_pat
         wait_until(lambda: "Listening on" in (tmp_path / "log").read_text(), "systemd-socket-activate listens")
         assert shard_of(port) in (0, 1)  # it has execed the broker, in its own place
         process.send_signal(signal.SIGINT)
-        assert process.wait(15) == 0
+        assert process.wait(30) == 0
     finally:
         process.kill()
         process.wait()
@@ -216,7 +216,7 @@ def test_the_variables_are_taken_away() -> None:
 
 def refused(started: list[Activated], sockets: Sequence[socket.socket], *arguments: str, names: str = "") -> str:
     started.append(Activated(sockets, *arguments, names=names))
-    assert started[-1].process.wait(15) == 1
+    assert started[-1].process.wait(30) == 1
     started[-1].log.join()
     for sock in sockets:
         sock.close()

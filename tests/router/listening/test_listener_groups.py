@@ -40,7 +40,7 @@ def accepted_by_the_first(groups: ListenerGroups) -> int:
     """Of CONNECTIONS."""
     accepted = 0
     for _ in range(CONNECTIONS):
-        with socket.create_connection(("127.0.0.1", groups.clients.port), timeout=10):
+        with socket.create_connection(("127.0.0.1", groups.clients.port), timeout=30):
             try:
                 groups.clients.sockets[0].accept()[0].close()
             except BlockingIOError:
@@ -86,7 +86,7 @@ def test_who_waits_for_a_shard_that_accepts_is_not_reset_at_whichever_port() -> 
     groups = ListenerGroups(options, 2, is_handoff=False)
     assert groups.websocket is not None
     for group in (groups.clients, groups.websocket):
-        clients = [socket.create_connection(("127.0.0.1", group.port), timeout=10) for _ in range(CONNECTIONS)]
+        clients = [socket.create_connection(("127.0.0.1", group.port), timeout=30) for _ in range(CONNECTIONS)]
         shards = [socket.socket(fileno=os.dup(sock.fileno())) for sock in group.sockets]
         assert [select.select([shard], [], [], 0)[0] for shard in shards] == [[shard] for shard in shards]
         groups.refuse(but=[0])

@@ -16,6 +16,7 @@ import pytest
 from gnatswarm.broker.options import Cluster, LeafNodes, Options, WebSocket
 from gnatswarm.router.listening import listeners as listeners_module
 from gnatswarm.router.listening.listeners import ListenError, Listeners, Ports, address_text, tcp_socket
+from tests.support.ports import free_port
 
 
 def has_ipv6() -> bool:
@@ -25,12 +26,6 @@ def has_ipv6() -> bool:
     except OSError:
         return False
     return True
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_one_listener_per_shard_on_one_port() -> None:
@@ -48,7 +43,7 @@ def test_one_listener_per_shard_on_one_port() -> None:
 def test_every_address_includes_ipv6(host: str) -> None:
     listeners = Listeners(host, -1, 2)
     for dialled in ("127.0.0.1", "::1"):
-        socket.create_connection((dialled, listeners.port), timeout=5).close()
+        socket.create_connection((dialled, listeners.port), timeout=30).close()
     listeners.close()
 
 
@@ -108,7 +103,7 @@ def test_who_connects_at_once_is_never_reset(monkeypatch: pytest.MonkeyPatch) ->
     class Dialled(socket.socket):
         def listen(self, backlog: int = 0, /) -> None:
             super().listen(backlog)
-            clients.append(socket.create_connection(("127.0.0.1", port), timeout=5))
+            clients.append(socket.create_connection(("127.0.0.1", port), timeout=30))
 
     use(Dialled, monkeypatch)
     listeners = Listeners("127.0.0.1", port, 3)
@@ -185,9 +180,7 @@ def test_connections_that_linger_do_not_hold_the_port() -> None:
 
 
 def test_of_many_that_want_one_port_at_once_one_has_it() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     code = (
         "import sys\nfrom gnatswarm.router.listening.listeners import *\n"
         "sys.stdin.readline()\n"
@@ -213,7 +206,7 @@ def test_of_many_that_want_one_port_at_once_one_has_it() -> None:
         assert process.stdout is not None
         answers.append(process.stdout.readline().strip())
     for process in processes:
-        process.communicate("end\n", timeout=10)
+        process.communicate("end\n", timeout=30)
     assert sorted(answers) == ["no", "no", "no", "yes"]
 
 

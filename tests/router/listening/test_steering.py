@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gnatswarm.router.listening import steering
 from gnatswarm.router.listening.listeners import Listeners
 from gnatswarm.router.listening.steering import Steering, program
-from tests.router.listening.test_listeners import free_port
+from tests.support.ports import free_port
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def spread(listeners: Listeners, connections: int) -> list[int]:
     clients = []
     for number in range(connections):
         host = "127.0.0.1" if number % 2 or listeners.sockets[0].family == socket.AF_INET else "::1"
-        clients.append(socket.create_connection((host, listeners.port), timeout=5))
+        clients.append(socket.create_connection((host, listeners.port), timeout=30))
     counts = []
     for listener in listeners.sockets:
         count = 0
@@ -69,7 +69,7 @@ def test_the_choice_can_change_at_any_time(listeners: Listeners) -> None:
 def test_what_waits_in_a_queue_stays_when_it_is_steered_past(listeners: Listeners) -> None:
     steered = Steering(listeners.sockets)
     steered.choose([1])
-    client = socket.create_connection(("127.0.0.1", listeners.port), timeout=5)
+    client = socket.create_connection(("127.0.0.1", listeners.port), timeout=30)
     steered.choose([0])
     accepted, _ = listeners.sockets[1].accept()
     accepted.sendall(b"here")

@@ -63,6 +63,13 @@ def test_varz_adds_the_shards_up():
     assert isinstance(document["auth_timeout"], int)
 
 
+def test_a_shard_that_was_removed_counts_no_more_but_for_what_it_had_counted():
+    broker = facts(shard(0, in_msgs=5), shard(1, in_msgs=6, pid=0, phase="stopped", is_wanted=False))
+    varz, shardz = aggregate.varz(broker, {}), aggregate.shardz(broker, [])
+    assert (varz["shards"], varz["in_msgs"]) == (1, 11)
+    assert (shardz["num_shards"], [row["in_msgs"] for row in shardz["shards"]]) == (1, [5, 6])
+
+
 def test_varz_of_one_shard_is_that_shard_alone():
     broker = facts(shard(0, in_msgs=5), shard(1, in_msgs=6))
     assert aggregate.varz(broker.only(1), {})["in_msgs"] == 6
@@ -268,7 +275,10 @@ def test_a_subject_on_several_shards_is_one_with_all_its_deliveries():
     a, lost = found
     assert (a["msgs"], a["deliveries"], a["fanout"], a["subscriptions"]) == (10, 30, 3.0, 4)
     assert (a["queue_groups"], a["queue_members"], a["wanted"]) == (1, 3, True)
-    assert a["shards"] == {"0": {"msgs": 10, "deliveries": 5}, "1": {"msgs": 0, "deliveries": 25}}
+    assert a["shards"] == {
+        "0": {"msgs": 10, "bytes": 100, "deliveries": 5},
+        "1": {"msgs": 0, "bytes": 0, "deliveries": 25},
+    }
     assert (lost["wanted"], lost["fanout"]) == (False, 0.0)
     assert aggregate.top_subjects(found, "msgs", 1) == [a]
 

@@ -161,6 +161,7 @@ async def test_pages_are_only_read(site: Site, method: bytes) -> None:
         (b"GET /varz HTTP/1.1\r\nHost: x\r\nContent-Length: a\r\n\r\n", 400),
         (b"GET /varz HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 2 * MOST_HEAD_BYTES, 431),
         (b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: 999999\r\n\r\n" + b"x" * (MOST_BODY_BYTES + 1), 413),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 2000, 413),
     ],
     ids=[
         "no request line",
@@ -171,6 +172,7 @@ async def test_pages_are_only_read(site: Site, method: bytes) -> None:
         "length of no number",
         "head too large",
         "body too large",
+        "body in too many pieces",
     ],
 )
 async def test_what_is_no_request_is_refused(site: Site, words: bytes, refused_with: int) -> None:
@@ -338,6 +340,31 @@ async def test_requests_that_come_together_are_answered_in_turns_of_their_own(si
     many = b"GET /x HTTP/1.1\r\nHost: x\r\n\r\n" * 100
     answers = await asyncio.gather(*(site.say(many) for _ in range(5)))
     assert [answer.count(b"HTTP/1.1 200") for answer in answers] == [100] * 5
+    assert max(after - before for before, after in itertools.pairwise(between)) == 1
+
+
+async def test_what_was_read_is_looked_at_in_turns_of_its_own(site: Site, monkeypatch: pytest.MonkeyPatch):
+    """A read of short headers, or of short pieces of a body, takes milliseconds: the router does other work, too."""
+    loop = asyncio.get_running_loop()
+    looked_at: list[int] = []  # bytes, of each read
+    between: list[int] = []  # how many reads there were, in each turn of the loop
+
+    class Connection(h11.Connection):
+        def receive_data(self, data: bytes) -> None:
+            looked_at.append(len(data))
+            super().receive_data(data)
+
+    def look() -> None:
+        between.append(len(looked_at))
+        loop.call_soon(look)
+
+    monkeypatch.setattr(h11, "Connection", Connection)
+    look()
+    body = bytes(MOST_BODY_BYTES // 2)
+    long = b"GET /x HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    answers = await asyncio.gather(*(site.say(long) for _ in range(5)))
+    assert [status(answer) for answer in answers] == [200] * 5
+    assert sum(looked_at) == 5 * len(long)
     assert max(after - before for before, after in itertools.pairwise(between)) == 1
 
 

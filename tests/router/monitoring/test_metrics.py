@@ -12,8 +12,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gnatswarm.broker.options import Options
 from gnatswarm.router.monitoring import metrics
+from gnatswarm.router.monitoring.aggregate import subjects
 from gnatswarm.router.monitoring.facts import Facts, ShardFacts
-from gnatswarm.shards.boundary.rows import AccountRow
+from gnatswarm.shards.boundary.rows import AccountRow, DeniedRow, SubjectRow
 from tests.router.monitoring.broker_facts import A_LEAF, facts, shard
 
 
@@ -26,7 +27,8 @@ def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
 
 
 def subject(name: str, msgs: int) -> dict[str, object]:
-    return {"account": "$G", "subject": name, "msgs": msgs, "bytes": 2 * msgs, "deliveries": 3 * msgs}
+    counts = {"msgs": msgs, "bytes": 2 * msgs, "deliveries": 3 * msgs}
+    return {"account": "$G", "subject": name, **counts, "shards": {"0": counts}}
 
 
 def test_every_family_has_help_a_type_and_our_prefix():
@@ -80,8 +82,9 @@ def test_large_counters_keep_their_last_digit():
 @pytest.mark.parametrize("name", ['quo"te', "back\\slash", "line\nbreak", "ümläut.☃", "{brace}=,", "#"])
 def test_a_subject_of_any_characters_comes_back_as_it_was(name):
     found = samples(metrics.exposition(facts(shard(0)), [subject(name, 4)], {}))
-    assert found["gnatswarm_subject_messages_total", (("account", "$G"), ("subject", name))] == 4
-    assert found["gnatswarm_subject_deliveries_total", (("account", "$G"), ("subject", name))] == 12
+    labels = (("account", "$G"), ("shard", "0"), ("subject", name))
+    assert found["gnatswarm_subject_messages_total", labels] == 4
+    assert found["gnatswarm_subject_deliveries_total", labels] == 12
 
 
 DEPLOY = Path(__file__).resolve().parents[3] / "deploy"
@@ -89,7 +92,7 @@ ACCOUNTS = [
     (0, [AccountRow("A", 2, 10, 100, 20, 200, 1, 5), AccountRow("B", 1, 1, 1, 1, 1, 0, 0)]),
     (1, [AccountRow("A", 3, 30, 300, 40, 400, 0, 7), AccountRow("C", 0, 0, 0, 0, 0, 0, 9)]),
 ]
-DENIED = [{"account": "A", "user": "ann", "publishes": 2, "subscriptions": 0, "waits": 3}]
+DENIED = [(0, DeniedRow("A", "ann", publishes=2, waits=3)), (1, DeniedRow("A", "ann", publishes=5, subscriptions=1))]
 
 
 async def test_accounts_have_their_own_and_what_nobody_got_is_counted():
@@ -108,6 +111,26 @@ async def test_accounts_have_their_own_and_what_nobody_got_is_counted():
     # C is not among the two that are shown, but nobody got its messages either.
     assert of("unwanted_messages_total") == {("0",): 5, ("1",): 16}
     assert of("account_unwanted_messages_total") == {("A", "0"): 5, ("A", "1"): 7, ("B", "0"): 0}
+
+
+def test_a_shard_that_is_gone_takes_no_part_of_a_counter_of_others_with_it():
+    """A sum over shards would fall, and to a reader what is left of it has then been counted once more."""
+    entries = subjects([(at, [SubjectRow("a", at + 1, 8, 9, 0, 0, 0, True, account="A")]) for at in (0, 1)])
+    both = samples(metrics.exposition(facts(shard(0), shard(1)), entries, {}, denied=DENIED))
+    entries = subjects([(0, [SubjectRow("a", 1, 8, 9, 0, 0, 0, True, account="A")])])
+    one = samples(metrics.exposition(facts(shard(0), shard(1)), entries, {}, denied=DENIED[:1]))
+    counted = {key: count for key, count in one.items() if re.search("_subject_|_permission_|_limited_", key[0])}
+    assert len(counted) == 5
+    assert counted == {key: both[key] for key in counted}
+    of_bob = [(0, DeniedRow("A", "bob", publishes=6)), (1, DeniedRow("A", "eve", publishes=1))]
+    assert metrics.most_denied([*of_bob, *DENIED], 2) == [of_bob[0], *DENIED], "the most together, not of a shard"
+
+
+async def test_accounts_that_are_forgotten_are_none_that_are_shown_and_count_where_all_do():
+    forgotten = (0, [AccountRow("", unwanted_msgs=4)])
+    found = await metrics.accounts([*ACCOUNTS[:1], forgotten], 3, is_recorded=True)
+    assert [row.name for _, row in found.shown] == ["A", "B"]
+    assert found.unwanted_msgs == {0: 9}
 
 
 async def test_without_a_recorder_nobody_knows_what_went_to_nobody():
@@ -173,9 +196,10 @@ def test_no_secret_is_in_it():
 
 async def test_what_dashboards_and_alerts_ask_for_exists():
     """Every metric that the files for Grafana and Prometheus name is one that /metrics shows, by that exact name."""
-    entry = {"account": "$G", "subject": "s", "msgs": 1, "bytes": 1, "deliveries": 1}
     found = await metrics.accounts(ACCOUNTS, 1, is_recorded=True)
-    shown = metrics.exposition(facts(shard(0), shard(1), options=A_LEAF), [entry], {"/varz": 1}, found, DENIED, 1)
+    shown = metrics.exposition(
+        facts(shard(0), shard(1), options=A_LEAF), [subject("s", 1)], {"/varz": 1}, found, DENIED, 1
+    )
     known = {sample.name for family in text_string_to_metric_families(shown) for sample in family.samples}
     files = [*DEPLOY.glob("grafana/*.json"), *DEPLOY.glob("prometheus/*.yml")]
     assert files

@@ -577,7 +577,7 @@ async def test_metrics_have_accounts_and_denials_without_a_shard_that_hangs() ->
     site.facts.shards[1].is_suspect = True
     text = (await site.pages.metrics(PageQuery(""))).decode()
     assert 'gnatswarm_account_connections{account="A",shard="0"} 2\n' in text
-    assert 'gnatswarm_permission_denied_total{account="A",user="ann",action="publish"} 3\n' in text
+    assert 'gnatswarm_permission_denied_total{account="A",user="ann",action="publish",shard="0"} 3\n' in text
     assert {number for number, _ in site.shards.asked} == {0}
     assert 'gnatswarm_denied_messages_total{shard="1"} 3\n' in text, "the router's own facts are of all shards"
 

@@ -42,6 +42,7 @@ def account_of(
 ) -> tuple[SystemAccount, list[tuple[int, SystemEvent]]]:
     """It, and what it says to the shards."""
     shard = SimpleNamespace(number=3, state=SimpleNamespace(phase=Phase.READY, is_resuming=False))
+    options.__dict__.setdefault("account_names", {"A"})
     view = SimpleNamespace(options=options, server_id="N", shards=[shard])
     said: list[tuple[int, SystemEvent]] = []
     channels = SimpleNamespace(tell=lambda number, event: said.append((number, event)))
@@ -105,6 +106,18 @@ async def test_accounts_that_a_shard_took_connections_of_with_it_are_said_and_no
     account.on_shard_gone()
     await until(lambda: not account._tasks)
     assert not said
+
+
+async def test_what_was_said_of_accounts_that_a_reload_removes_is_forgotten() -> None:
+    options = SimpleNamespace(has_system_users=False, account_names={"A", "B"})
+    account, _said = account_of(options)
+    for name in ("A", "B"):
+        account.on_message(0, AccountChanged(name))
+    await until(lambda: not account._tasks)
+    assert set(account._said) == {"A", "B"}
+    options.account_names = {"B"}
+    account.configure()
+    assert set(account._said) == {"B"}
 
 
 async def test_what_the_look_at_all_accounts_has_said_is_put_right_when_a_shard_has_gone(

@@ -197,7 +197,7 @@ def ended() -> Iterator[list[subprocess.Popen[bytes]]]:
     for process in started:
         if process.poll() is None:
             process.kill()
-        process.wait(10)
+        process.wait(30)
 
 
 def test_a_broker_is_ready_reloads_and_stops(
@@ -221,7 +221,7 @@ def test_a_broker_is_ready_reloads_and_stops(
     assert "the reload failed and changed nothing, the log says why" in manager.fields("STATUS")
 
     process.terminate()
-    assert process.wait(15) == 0
+    assert process.wait(30) == 0
     assert manager.fields("STOPPING") == ["1"]
     order = [line for message in manager.heard() for line in message.split("\n") if not line.startswith("MONO")]
     assert order.index("READY=1") < order.index("RELOADING=1") < order.index("STOPPING=1")
@@ -232,7 +232,7 @@ def test_a_broker_that_cannot_start_never_says_ready(
 ) -> None:
     process = start(manager, tmp_path, "nonsense: 1")
     ended.append(process)
-    assert process.wait(15) == 1
+    assert process.wait(30) == 1
     assert manager.fields("READY") == []
 
 

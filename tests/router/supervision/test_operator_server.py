@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
+from gnatswarm.router.supervision import operator_server
 from gnatswarm.router.supervision.operator_server import OperatorServer, Say
 from gnatswarm.router.supervision.operator_socket import (
     MAX_REQUEST_BYTES,
@@ -21,8 +22,9 @@ from gnatswarm.router.supervision.operator_socket import (
     decode_reply,
     encode_request,
 )
+from tests.support.clock_loop import ClockLoop
 
-DEADLINE_S = 10.0
+DEADLINE_S = 30.0
 
 
 @pytest.fixture
@@ -137,7 +139,23 @@ def test_an_operator_who_leaves_before_the_answer_leaves_no_traceback(tmp_path: 
     assert failures == []
 
 
-async def test_an_operator_who_says_nothing_is_named_in_the_log(path: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_command_that_does_not_run_for_a_while_before_it_asks_is_answered() -> None:
+    loop = ClockLoop()
+    reader = asyncio.StreamReader(loop=loop)
+    reading = loop.create_task(operator_server._request_line(reader))
+    loop.pass_s(0.0)
+    loop.pass_s(20.0)
+    assert not reading.done()
+    reader.feed_data(encode_request(StatusRequest()))
+    loop.pass_s(0.0)
+    assert reading.result() == encode_request(StatusRequest())
+    loop.close()
+
+
+async def test_an_operator_who_says_nothing_is_named_in_the_log(
+    path: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gnatswarm.router.supervision.operator_server.REQUEST_DEADLINE_S", 0.1)
     reader, writer = await asyncio.open_unix_connection(path)
     async with asyncio.timeout(DEADLINE_S):
         assert await reader.read() == b""

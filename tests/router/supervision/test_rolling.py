@@ -6,9 +6,11 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from gnatswarm.broker.options import Options
+from gnatswarm.router.supervision import rolling as rolling_module
 from gnatswarm.router.supervision import successor
 from gnatswarm.router.supervision.record import KEEPER, ROUTER, SHARDS, RollingRecord
 from gnatswarm.router.supervision.rolling import Rolling, RollingFailed
@@ -56,13 +58,32 @@ async def test_an_upgrade_does_not_begin_where_the_broker_has_gone_on_meanwhile(
         (ShardState(phase=Phase.BACKING_OFF, is_wanted=True), "it is backing off"),
     ],
 )
-async def test_a_restart_that_cannot_begin_says_of_which_shard_what_is_wrong(state: ShardState, why: str):
+async def test_a_restart_that_cannot_begin_says_of_which_shard_what_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, state: ShardState, why: str
+):
     """It said "does not serve: it is ready" of one that hangs, and of one without a link."""
+    monkeypatch.setattr(rolling_module, "LATE_WITHIN_S", 0.0)
     broker = a_broker(a_shard(0, "a"), a_shard(1, "b"))
     broker.members[1].state = state
     commands: Any = SimpleNamespace()
     rolling = Rolling(broker, commands)
     assert await rolling.restart(lambda text: None, 0.0) == ("", f"shard 1 does not serve: {why}")
+
+
+@pytest.mark.parametrize("late", [{"is_suspect": True}, {"is_in_step": False}], ids=str)
+async def test_a_restart_waits_for_a_shard_that_answers_late(monkeypatch: pytest.MonkeyPatch, late: dict[str, bool]):
+    """As on a busy machine; it was refused because of one that did not answer for 0.75 s."""
+    broker = a_broker(a_shard(0, "a"), a_shard(1, "b"))
+    serving = broker.members[1].state
+    broker.members[1].state = msgspec.structs.replace(serving, **late)
+
+    async def pause() -> float:
+        broker.members[1].state = serving
+        return 0.5
+
+    monkeypatch.setattr(rolling_module, "_pause", pause)
+    commands: Any = SimpleNamespace(begin_rolling=lambda _record: "begun")
+    assert await Rolling(broker, commands).restart(lambda text: None, 0.0) == ("", "begun")
 
 
 def test_new_clients_go_to_shards_that_have_been_replaced():

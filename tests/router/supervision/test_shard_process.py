@@ -69,8 +69,10 @@ def a_process(program: str) -> Iterator[tuple[ShardProcess, subprocess.Popen[str
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
         assert running.stdout is not None and running.stdout.read(1) == "."
         process.pid = running.pid
-        yield process, running
-        running.kill()
+        try:
+            yield process, running
+        finally:
+            running.kill()
     process.close()
 
 
@@ -97,12 +99,15 @@ with waits: waits.acquire()
 """
     with a_process(program) as (process, running):
         used = Path(f"/proc/{running.pid}/stat")
-        wait_until(lambda: not any(process.has_computed(1) for _ in range(100)))
-        begun, now, looks = ticks_in(used.read_text()), 0, []
-        while now < begun + 5:
-            looks.append(process.has_computed(1))
-            now = ticks_in(used.read_text())
-        assert not any(looks)
+
+        def is_seen_to_rest() -> bool:
+            begun, now, looks = ticks_in(used.read_text()), 0, []
+            while now < begun + 5:
+                looks.append(process.has_computed(1))
+                now = ticks_in(used.read_text())
+            return not any(looks)
+
+        wait_until(is_seen_to_rest)  # (it imports at first)
 
 
 def ticks_in(stat: str) -> int:

@@ -187,13 +187,13 @@ class End:
         self.changed.set()
 
     async def wait_got(self, count: int) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while len(self.got) < count:
                 self.changed.clear()
                 await self.changed.wait()
 
     async def wait_closed(self) -> ControlError | None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not self.closed:
                 self.changed.clear()
                 await self.changed.wait()
@@ -351,7 +351,7 @@ async def test_closing_inside_a_message_delivers_no_other() -> None:
 
     channel = Channel(left, control.ToRouter, on_message, on_closed)
     right.sendall(encode(control.Pong(1)) + encode(control.Pong(2)))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await ended.wait()
     assert got == [control.Pong(1)]
     assert closed == [None]

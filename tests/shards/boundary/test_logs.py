@@ -231,7 +231,7 @@ def test_a_named_pipe_that_nobody_reads_is_not_waited_for(tmp_path: pathlib.Path
     said: list[str] = []
     reopening = threading.Thread(target=lambda: said.append(handler.reopen()), daemon=True)
     reopening.start()
-    reopening.join(10)
+    reopening.join(30)
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # lets go of a thread that waits
     reopening.join()
     try:

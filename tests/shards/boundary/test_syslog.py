@@ -40,7 +40,7 @@ def _as_before() -> Iterator[None]:
 def udp() -> tuple[socket.socket, str]:
     sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     sock.bind(("127.0.0.1", 0))
-    sock.settimeout(10)
+    sock.settimeout(30)
     return sock, f"udp://127.0.0.1:{sock.getsockname()[1]}"
 
 
@@ -78,7 +78,7 @@ def test_a_traceback_is_a_message_for_each_line_and_a_shard_is_named() -> None:
 def test_a_unix_socket(tmp_path: Path, kind: int) -> None:
     with socket.socket(socket.AF_UNIX, kind) as sock:
         sock.bind(str(tmp_path / "log"))
-        sock.settimeout(10)
+        sock.settimeout(30)
         if kind == socket.SOCK_STREAM:
             sock.listen()
         configured(f"unix://{tmp_path}/log").info("hello")
@@ -107,7 +107,7 @@ def test_a_stream_that_nobody_reads_loses_lines_and_says_how_many() -> None:
             handler.emit(record)
             sent += 1
             assert sent < 100_000
-        peer.settimeout(10)
+        peer.settimeout(30)
         got = b""
         lost = handler._lost_lines
         while b"log lines were lost" not in got:
@@ -122,7 +122,7 @@ def test_a_stream_is_connected_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(syslog, "TRY_AGAIN_S", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as server:
         log = configured(f"tcp://127.0.0.1:{server.getsockname()[1]}")
-        server.settimeout(10)
+        server.settimeout(30)
         server.accept()[0].close()
         server.setblocking(False)
         peers: list[socket.socket] = []
@@ -138,7 +138,7 @@ def test_a_stream_is_connected_again(monkeypatch: pytest.MonkeyPatch) -> None:
         for _ in range(100_000):
             if is_back():
                 break
-        peers[0].settimeout(10)
+        peers[0].settimeout(30)
         log.info("again")
         assert b": again\n" in peers[0].recv(9000)
         peers[0].close()
@@ -166,7 +166,7 @@ def test_a_connection_that_breaks_in_a_line_begins_again_with_that_line(
 ) -> None:
     monkeypatch.setattr(syslog, "TRY_AGAIN_S", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as server:
-        server.settimeout(10)
+        server.settimeout(30)
         handler = SyslogHandler(Logging(remote_syslog=f"tcp://127.0.0.1:{server.getsockname()[1]}"), tag="t")
         handler.setFormatter(logs.BareFormatter(logtime=True))
         before = handler._socket = Breaking(fileno=handler._socket.detach())
@@ -176,7 +176,7 @@ def test_a_connection_that_breaks_in_a_line_begins_again_with_that_line(
             handler.emit(logging.LogRecord("x", logging.INFO, "", 0, text, None, None))
 
         with server.accept()[0] as peer:
-            peer.settimeout(10)
+            peer.settimeout(30)
             for number in range(3):
                 say(f"line {number} {'x' * 80}")
             before.is_broken = True
@@ -185,7 +185,7 @@ def test_a_connection_that_breaks_in_a_line_begins_again_with_that_line(
             got = b"".join(iter(lambda: peer.recv(65536), b""))
         assert len(got) <= taken and got.count(b"\n") == {0: 0, 10: 0, 150: 1, 2000: 3}[taken]
         with server.accept()[0] as peer:
-            peer.settimeout(10)
+            peer.settimeout(30)
             say("line 4")
             handler.close()
             again = b"".join(iter(lambda: peer.recv(65536), b""))
@@ -215,7 +215,7 @@ async def test_a_syslog_that_did_not_answer_gets_the_lines_when_it_does(
     monkeypatch.setattr(syslog, "LOOK_EVERY_S", 0.01)
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
-        server.settimeout(10)
+        server.settimeout(30)
         log = configured(f"tcp://127.0.0.1:{server.getsockname()[1]}", label, must_open=False)
         log.info("before")
         server.listen()
@@ -229,7 +229,7 @@ async def test_a_syslog_that_did_not_answer_gets_the_lines_when_it_does(
         log.info("last")
         connection, _ = server.accept()
         with connection:
-            connection.settimeout(10)
+            connection.settimeout(30)
             got = b""
             while b"last\n" not in got:
                 got += connection.recv(65536)
@@ -250,11 +250,11 @@ async def test_a_syslog_that_is_found_when_nobody_wants_it_any_more_is_left(monk
 
     def make() -> logging.Handler:
         asked.set()
-        goes_on.wait(10)
+        goes_on.wait(30)
         return handlers.pop()
 
     early, late = syslog.Seeker(make), syslog.Seeker(handlers.pop)
-    asked.wait(10)
+    asked.wait(30)
     early.stop()
     goes_on.set()
     await until(lambda: late.take() is not None and closed)

@@ -232,6 +232,49 @@ async def test_subscriptions_follow_other_streams_in_turns_and_others_go_between
         house.close()
 
 
+async def come_with_5000_subscriptions(house: OneShard) -> None:
+    client = house.connect()
+    await client.wait(b"}")
+    await client.talk(b'CONNECT {"verbose":false,"user":"b","pass":""}\r\nPING\r\n')
+    for first in range(0, 5000, 500):
+        subs = (b"SUB x.s.%d %d\r\n" % (n, n) for n in range(first, first + 500))
+        await client.talk(b"".join(subs) + b"PING\r\n")
+
+
+@pytest.mark.parametrize(
+    "after", [importing("y"), importing("x", rights=Permissions(subscribe_deny=("x.s.*",)))], ids=["streams", "rights"]
+)
+async def test_a_reload_is_over_when_the_last_of_many_subscriptions_has_followed_it(after: Options) -> None:
+    """Until then a client hears, or is taken to hear, what it may not hear any more."""
+    house = OneShard(importing("x"))
+    left: list[int] = []
+    try:
+        await come_with_5000_subscriptions(house)
+        exporter = house.shard.mesh.account(b"A")
+        assert exporter.n_subs == 5000
+        for _ in range(2):
+            house.shard.reload(after, lambda: left.append(exporter.n_subs))
+        await until(lambda: len(left) == 2)
+        assert left == [0, 0]
+    finally:
+        house.close()
+
+
+async def test_a_reload_does_not_wait_for_who_closes_before_all_has_followed_it() -> None:
+    house = OneShard(importing("x"))
+    done: list[bool] = []
+    try:
+        await come_with_5000_subscriptions(house)
+        house.shard.reload(importing("y"), lambda: done.append(True))
+        (session,) = house.shard.clients.open.values()
+        assert session.connection.is_ending and not done
+        assert session.socket is not None
+        session.socket.kick(CloseReason.CLIENT_CLOSED)
+        await until(lambda: done == [True])
+    finally:
+        house.close()
+
+
 async def test_who_comes_while_clients_are_held_waits_too(house: OneShard) -> None:
     """A link is missing: what anybody published now would miss subscribers there."""
     clients = house.shard.clients

@@ -55,14 +55,18 @@ class Clients:
     told: int = 0
     closed: list[tuple[float, int]] = field(default_factory=list)
     ended: set[int] = field(default_factory=set)  # the other end has closed, and what it sent is still to be read
+    with_tls: set[int] = field(default_factory=set)
     unheard: set[int] = field(default_factory=set)  # who is still being heard out
     heard_out_s: list[float] = field(default_factory=list)
     passwords: Any = field(default_factory=lambda: SimpleNamespace(close=lambda: None))
 
-    def come(self, *, pending_bytes: int = 0) -> None:
+    def come(self, *, pending_bytes: int = 0, is_moving: bool = False) -> None:
         self.accepted += 1
-        connection = SimpleNamespace(cid=self.accepted, pending_bytes=pending_bytes)
+        connection = SimpleNamespace(cid=self.accepted, pending_bytes=pending_bytes, is_moving=is_moving)
         self.open[self.accepted] = SimpleNamespace(connection=connection)
+
+    def stays(self, session: Any) -> bool:
+        return session.connection.cid in self.with_tls
 
     def announce_departure(self, *, with_tls_only: bool = False) -> None:
         self.told += not with_tls_only
@@ -170,13 +174,16 @@ class Mover:
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.said: list[tuple[str, float]] = []
+        self.failing: set[int] = set()
 
     def move(self, clients: int, within_s: float) -> None:
         self.said.append((f"move {clients}", self.clock.now_s))
 
-    def stop(self) -> str:
-        self.said.append(("stop", self.clock.now_s))
+    def why(self) -> str:
         return "1: it has a reason"
+
+    def stop(self) -> None:
+        self.said.append(("stop", self.clock.now_s))
 
     def hand_over(self) -> None:
         self.said.append(("hand over", self.clock.now_s))
@@ -249,6 +256,104 @@ def test_who_has_bytes_to_get_is_closed_last(clock: Clock, clients: Clients) -> 
     Leaving(clock, clients, grace_s=0.0, spread_s=1.0, quiet_s=0.0)
     clock.advance(2.0)
     assert {cid for _, cid in clients.closed[:5]} == {6, 7, 8, 9, 10}
+
+
+def test_who_is_just_being_moved_is_closed_when_time_is_up(clock: Clock, clients: Clients) -> None:
+    """On a busy machine its move may take seconds; it was closed while another shard was about to go on with it."""
+    for is_moving in (True, False, True):
+        clients.come(is_moving=is_moving)
+    mover = Mover(clock)
+    mover.failing = {2}
+    leaving = Leaving(clock, clients, grace_s=5.0, spread_s=5.0, quiet_s=1.0, mover=mover)
+    clock.advance(10.0 - STEP_S)
+    assert [cid for _, cid in clients.closed] == [2]
+    del clients.open[1]  # it has moved
+    clock.advance(3 * STEP_S)
+    assert [cid for _, cid in clients.closed] == [2, 3] and leaving.is_done
+
+
+def test_who_can_move_is_tried_until_the_time_is_up_though_it_was_told(clock: Clock, clients: Clients) -> None:
+    clients.come()
+    mover = Mover(clock)
+    leaving = Leaving(clock, clients, grace_s=5.0, spread_s=5.0, quiet_s=1.0, mover=mover)
+    clock.advance(4.0 + 2 * STEP_S)
+    assert clients.told == 1
+    clock.advance(6.0 - 4 * STEP_S)
+    assert {what for what, _ in mover.said} == {"move 1"}
+    assert clock.now_s - mover.said[-1][1] <= 2 * STEP_S
+    clock.advance(4 * STEP_S)
+    assert leaving.is_done and [what for what, _ in mover.said if what == "stop"] == ["stop"]
+
+
+def test_the_time_for_moves_is_what_is_left_of_all_of_it(
+    clock: Clock, clients: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clients.come()
+    mover = Mover(clock)
+    within_s: list[float] = []
+    began_s = clock.now_s
+    monkeypatch.setattr(mover, "move", lambda clients, left_s: within_s.append(clock.now_s + left_s))
+    Leaving(clock, clients, grace_s=5.0, spread_s=5.0, quiet_s=1.0, mover=mover)
+    clock.advance(12.0)
+    assert within_s == [pytest.approx(began_s + 10.0)] * len(within_s)
+
+
+@pytest.mark.parametrize("with_tls", [False, True])
+def test_who_cannot_move_is_closed_over_all_of_the_spread_beside_those_that_can(
+    clock: Clock, clients: Clients, *, with_tls: bool
+) -> None:
+    """Also who has not been looked at, because a batch takes long, and has TLS here."""
+    for _ in range(200):
+        clients.come()
+    mover = Mover(clock)
+    failing = set(range(1, 101))
+    (clients.with_tls if with_tls else mover.failing).update(failing)
+    leaving = Leaving(clock, clients, grace_s=5.0, spread_s=10.0, quiet_s=1.0, mover=mover)
+    clock.advance(5.0)
+    for part in range(1, 10):
+        for cid in range(101 + 10 * part, 111 + 10 * part):  # they move
+            del clients.open[cid]
+        clock.advance(1.0)
+        assert len(failing & clients.open.keys()) == pytest.approx(100 - 10 * part, abs=2)
+    assert [cid for _, cid in clients.closed if cid > 100] == []
+    clock.advance(1.0 + 3 * STEP_S)
+    assert leaving.is_done and not clients.open
+
+
+def test_who_can_still_move_is_closed_one_by_one_in_the_second_half_of_the_spread(
+    clock: Clock, clients: Clients
+) -> None:
+    """Not all at once when time is up: they come back to shards that have too much to do."""
+    for _ in range(100):
+        clients.come()
+    leaving = Leaving(clock, clients, grace_s=5.0, spread_s=10.0, quiet_s=1.0, mover=Mover(clock))
+    clock.advance(10.0)
+    assert not clients.closed
+    for part in range(1, 5):
+        clock.advance(1.0)
+        assert len(clients.open) == pytest.approx(100 - 20 * part, abs=2)
+    clock.advance(1.0 + 3 * STEP_S)
+    assert leaving.is_done and not clients.open
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_who_could_move_once_since_it_was_told_is_closed_with_those_that_can(
+    clock: Clock, clients: Clients, *, again: bool
+) -> None:
+    """It waited for its PONG, and perhaps does again; its move may be broken off each time."""
+    clients.come()
+    mover = Mover(clock)
+    mover.failing = {1}
+    Leaving(clock, clients, grace_s=5.0, spread_s=5.0, quiet_s=1.0, mover=mover)
+    clock.advance(4.5)
+    mover.failing.clear()
+    clock.advance(2 * STEP_S)
+    if again:
+        mover.failing.add(1)
+    clock.advance(3.0 - 2 * STEP_S)
+    assert not clients.closed
+    clock.advance(2.5 + 2 * STEP_S)
+    assert len(clients.closed) == 1
 
 
 def test_without_time_to_spread_they_are_closed_at_once(clock: Clock, clients: Clients) -> None:
@@ -407,7 +512,7 @@ def test_the_log_says_why_clients_did_not_move(
     clients.come()
     Leaving(clock, clients, grace_s=5.0, spread_s=5.0, quiet_s=1.0, mover=Mover(clock))
     clock.advance(5.0)
-    assert "Leaving: 1 clients did not move, and are told: 1: it has a reason" in caplog.messages
+    assert "Leaving: 1 clients have not moved, and are told: 1: it has a reason" in caplog.messages
 
 
 @pytest.mark.parametrize(
@@ -420,7 +525,7 @@ def test_the_log_says_who_is_told_behind_output_that_it_has_not_read(
     clients.come(pending_bytes=pending_bytes)
     Leaving(clock, clients, grace_s=5.0, spread_s=5.0, quiet_s=1.0, mover=Mover(clock))
     clock.advance(5.0)
-    assert f"Leaving: 1 clients did not move, and are told{how}: 1: it has a reason" in caplog.messages
+    assert f"Leaving: 1 clients have not moved, and are told{how}: 1: it has a reason" in caplog.messages
 
 
 @pytest.mark.parametrize("moves", [False, True])

@@ -65,6 +65,24 @@ async def test_an_account_that_is_removed_is_forgotten_when_nothing_is_left_of_i
         house.close()
 
 
+async def test_what_was_counted_of_clients_of_an_account_is_forgotten_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while another one stays, perhaps for ever: of an account that only other servers have."""
+    monkeypatch.setattr(shard, "FORGET_S", 0.0)
+    monkeypatch.setattr(shard, "FORGET_AGAIN_S", 0.0)
+    house = OneShard(having(Account("STAYS"), Account("GOES")))
+    counts = house.shard.clients.closed.by_account
+    try:
+        held = house.shard.mesh.account(b"held")
+        for name in (b"stays", b"goes"):
+            (await logged_in(house, name)).close()
+        await until(lambda: set(counts) == {"STAYS", "GOES"})
+        house.shard.reload(having(Account("STAYS")))
+        await until(lambda: gc.collect() >= 0 and set(counts) == {"STAYS"})
+        assert house.shard.mesh.account(b"held") is held
+    finally:
+        house.close()
+
+
 async def test_an_account_that_somebody_holds_or_is_interested_in_is_not_forgotten() -> None:
     house = OneShard(having(Account("STAYS")))
     mesh = house.shard.mesh

@@ -18,7 +18,12 @@ import pytest_asyncio
 from gnatswarm.broker.options import Account, Options, Permissions, User
 from gnatswarm.shards.boundary.control import AccountChanged, ControlMessage, SystemEvent, SystemReply, SystemRequest
 from gnatswarm.shards.clients import system as module
-from gnatswarm.shards.clients.system import MOST_ASKED_BY_OTHERS, MOST_BODY_BYTES, permissions_document
+from gnatswarm.shards.clients.system import (
+    MOST_ASKED_BY_ANOTHER,
+    MOST_ASKED_BY_OTHERS,
+    MOST_BODY_BYTES,
+    permissions_document,
+)
 from tests.support.one_shard import Client, OneShard
 from tests.support.turns import until
 
@@ -176,12 +181,34 @@ async def test_users_may_ask_about_their_own_account_and_nothing_else(told: Told
 async def test_users_of_other_accounts_cannot_fill_the_queue(told: Told) -> None:
     ann = await told.client(b"ann", b"back")
     ask = b"PUB $SYS.REQ.ACCOUNT.PING.CONNZ back 0\r\n\r\n"
-    refused = body(await ann.talk(ask * (MOST_ASKED_BY_OTHERS + 1), b"}\r\n"))
+    refused = body(await ann.talk(ask * (MOST_ASKED_BY_ANOTHER + 1), b"}\r\n"))
     assert refused["error"] == {"code": 503, "description": "too many requests at once, try again"}
-    assert len(told.requests) == MOST_ASKED_BY_OTHERS
+    assert len(told.requests) == MOST_ASKED_BY_ANOTHER
     told.system.on_reply(SystemReply(told.requests[0].seq, b""))
     await ann.talk(ask + b"PING\r\n")
-    assert len(told.requests) == MOST_ASKED_BY_OTHERS + 1
+    assert len(told.requests) == MOST_ASKED_BY_ANOTHER + 1
+
+
+async def test_users_of_one_account_cannot_take_the_room_of_another() -> None:
+    names = [f"a{number}" for number in range(6)]
+    options = Options(
+        accounts=(Account("$SYS"), *(Account(name) for name in names)),
+        users=(User("admin", "x", account="$SYS"), *(User(name, "x", account=name) for name in names)),
+    )
+    told = Told(options=options)
+    ask = b"PUB $SYS.REQ.ACCOUNT.PING.CONNZ back 0\r\n\r\n"
+    asked = []
+    for name in names:
+        client = await told.client(name.encode(), b"back")
+        await client.talk(ask * 2 * MOST_ASKED_BY_ANOTHER + b"PING\r\n")
+        await client.talk(b"PING\r\n")  # (the system's own subscription is read a turn of the loop later)
+        asked.append(sum(one.account == name for one in told.requests))
+    assert asked == [MOST_ASKED_BY_ANOTHER] * 4 + [0, 0]
+    assert len(told.requests) == MOST_ASKED_BY_OTHERS
+    admin = await told.client(b"admin", b"back")
+    await admin.talk(b"PUB $SYS.REQ.SERVER.PING.VARZ back 2\r\n{}\r\nPING\r\n")
+    await until(lambda: told.requests[-1].account == "$SYS")
+    told.one.close()
 
 
 async def test_a_request_too_large_is_refused(told: Told) -> None:

@@ -25,6 +25,7 @@ from gnatswarm.shards.links.link_sockets import LinkSockets
 from gnatswarm.shards.links.links import (
     HANDSHAKE_S,
     LINK_VERSION,
+    LOOK_AT_LINK,
     LOOK_S,
     LOOKS_OF_THE_DIALLED,
     LOOKS_OF_THE_DIALLER,
@@ -262,6 +263,30 @@ def test_a_process_of_another_user_is_turned_away(swarm: Swarm, monkeypatch: pyt
     stranger.close()
 
 
+def test_a_process_of_another_user_is_told_nothing_where_a_sibling_should_listen(
+    swarm: Swarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever owns a directory above ours can put another one in its place."""
+    low, high = swarm.start(0), swarm.start(1)
+    os.unlink(low.linked_shard.path)
+    with socket.socket(socket.AF_UNIX) as theirs:
+        theirs.bind(low.linked_shard.path)
+        theirs.listen()
+        other = os.geteuid() + 1
+        monkeypatch.setattr(os, "geteuid", lambda: other)
+        high.links.on_linked_shards([low.linked_shard, high.linked_shard])
+        swarm.run()
+        connection, _ = theirs.accept()
+        with connection:
+            assert connection.recv(1) == b""
+        assert high.linked == high.said == []
+        monkeypatch.undo()
+        swarm.pass_s(1.0)
+        connection, _ = theirs.accept()
+        with connection:
+            assert connection.recv(5) == b"INFO "
+
+
 def test_who_has_not_heard_a_siblings_whole_interest_is_not_ready(swarm: Swarm) -> None:
     """A handshake alone is not enough: clients' messages would miss subscribers of that sibling."""
     low, high = swarm.start(0), swarm.start(1)
@@ -288,6 +313,49 @@ def test_who_says_nothing_is_turned_away_after_a_while(swarm: Swarm) -> None:
     swarm.pass_s(0.02)
     assert stranger.is_turned_away
     stranger.close()
+
+
+def test_who_did_not_run_while_a_sibling_answered_is_linked_to_it(
+    swarm: Swarm, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It ended the connection, whose other end had joined: at the start of many shards a broken link for each."""
+    low, high = swarm.start(0), swarm.start(1)
+    swarm.tell(low)
+    high.links.on_linked_shards([low.linked_shard, high.linked_shard])
+    high.sockets.finish()
+    low.links.on_linked_shards([low.linked_shard, high.linked_shard])
+    for _ in range(TURNS):
+        low.reactor.turn()
+    assert [session.link.is_joined for session in low.links.sessions] == [True]
+    swarm.pass_s(HANDSHAKE_S)
+    assert (low.linked, high.linked) == ([1], [0])
+    assert "hole" not in low.said + high.said
+    assert not [record for record in caplog.records if record.levelname != "DEBUG"]
+
+
+def test_a_sibling_that_does_not_run_for_a_while_is_dialled_once(
+    swarm: Swarm, caplog: pytest.LogCaptureFixture
+) -> None:
+    low, high = swarm.start(0), swarm.start(1)
+    high.links.on_linked_shards([low.linked_shard, high.linked_shard])
+    for _ in range(4):
+        swarm.clock.pass_s(HANDSHAKE_S)
+        high.reactor.turn()
+    assert len(high.links._greeting) == 1
+    swarm.tell(low, high)
+    assert (low.linked, high.linked) == ([1], [0])
+    assert "hole" not in low.said + high.said
+    assert not [record for record in caplog.records if record.levelname != "DEBUG"]
+    swarm.pass_s(HANDSHAKE_S)
+    assert (low.linked, high.linked) == ([1], [0])
+
+
+def test_a_dialled_process_that_the_router_names_no_more_is_not_waited_for(swarm: Swarm) -> None:
+    low, high = swarm.start(0), swarm.start(1)
+    high.links.on_linked_shards([low.linked_shard, high.linked_shard])
+    high.links.on_linked_shards([high.linked_shard])
+    swarm.clock.pass_s(HANDSHAKE_S)
+    assert high.links._greeting == {}
 
 
 def test_a_sibling_that_is_faster_than_the_routers_word_of_it_waits_for_that(swarm: Swarm) -> None:
@@ -478,21 +546,62 @@ def test_a_link_that_breaks_again_and_again_is_given_up_as_one_that_does_not_com
     ]
 
 
-def test_a_link_is_not_given_up_while_interest_passes_over_it(swarm: Swarm) -> None:
-    """A million subjects take seconds."""
+def whose_link_broke(swarm: Swarm) -> Sibling:
+    """Shard 0, to which shard 1 has been linked, which lives."""
     one = swarm.start(0)
     other = LinkedShard(1, "b1", str(swarm.directory / "nowhere"))
     one.links.on_linked_shards([one.linked_shard, other])
     Stranger(swarm, one, shard=1, boot_id="b1").close()
+    return one
+
+
+def test_a_link_is_not_given_up_while_interest_passes_over_it(swarm: Swarm) -> None:
+    """A million subjects take seconds."""
+    one = whose_link_broke(swarm)
     stranger = Stranger(swarm, one, shard=1, boot_id="b1")
     for number in range(3 * LOOKS_OF_THE_DIALLED):
         stranger.sock.send(b"RS+ $G told.%d\r\n" % number)
         swarm.run()
         swarm.pass_s(LOOK_S)
     assert one.said == ["hole"]
+    swarm.pass_s(LOOK_S * LOOKS_OF_THE_DIALLED / LOOK_AT_LINK)
+    assert [word for word in one.said if "could not be made again" in str(word)] == one.said[1:]
+    assert len(one.said) == 2
+
+
+def test_a_link_that_has_just_been_made_again_is_not_given_up_while_its_other_end_does_not_run(swarm: Swarm) -> None:
+    """Many shards on few processors: it was made late, and its other end does not go on for two seconds more."""
+    one = whose_link_broke(swarm)
+    swarm.pass_s(LOOK_S * (LOOKS_OF_THE_DIALLED - 0.5))
+    stranger = Stranger(swarm, one, shard=1, boot_id="b1")
+    stranger.sock.send(b"PING\r\n")
+    swarm.run()
+    swarm.pass_s(LOOK_S * LOOKS_OF_THE_DIALLED)
+    assert one.said == ["hole"]
+    stranger.sock.send(b"PONG\r\n")
+    swarm.run()
+    assert one.said == ["hole", "whole", "ready"]
+
+
+def test_a_link_is_not_given_up_while_its_other_end_has_dialled_and_says_nothing_yet(swarm: Swarm) -> None:
+    one = whose_link_broke(swarm)
+    swarm.pass_s(LOOK_S * (LOOKS_OF_THE_DIALLED - 0.5))
+    stranger = Stranger(swarm, one)
+    swarm.pass_s(LOOK_S * LOOKS_OF_THE_DIALLED)
+    assert one.said == ["hole"]
+    stranger.close()
     swarm.pass_s(LOOK_S * LOOKS_OF_THE_DIALLED)
     assert [word for word in one.said if "could not be made again" in str(word)] == one.said[1:]
     assert len(one.said) == 2
+
+
+def test_a_link_that_flaps_is_given_up_though_each_look_sees_one(swarm: Swarm) -> None:
+    one = whose_link_broke(swarm)
+    for _ in range(2 * LOOKS_OF_THE_DIALLED):
+        stranger = Stranger(swarm, one, shard=1, boot_id="b1")
+        swarm.pass_s(LOOK_S)
+        stranger.close()
+    assert len(one.said) == 2 and "could not be made again" in str(one.said[1])
 
 
 def test_a_link_is_not_given_up_while_its_other_end_drops_what_the_last_one_told(swarm: Swarm) -> None:

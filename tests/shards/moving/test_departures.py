@@ -16,6 +16,7 @@ from gnatswarm.shards.moving.departures import (
     AGAIN_S,
     BATCH_CLIENTS,
     CLIENTS_PER_S,
+    FEW_SUBSCRIPTIONS,
     PATIENCE_S,
     STOP_AFTER_S,
     Departures,
@@ -574,10 +575,45 @@ def test_a_shard_that_leaves_sends_as_many_to_each_of_the_others() -> None:
     assert handed_over == [[2, 4, 5]]
 
 
+def test_from_a_shard_that_leaves_those_with_few_subscriptions_go_first_and_by_themselves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a busy machine one with thousands of them takes as long as hundreds of others, which were closed instead."""
+    heavy = {0, 3, 4, 20}
+    few = FEW_SUBSCRIPTIONS
+    monkeypatch.setattr(Connection, "subscriptions", property(lambda one: few + 1 if one in heavy else few))
+    world = World(40)
+    others = leaving(world, [1])
+    others.move(40, 100.0)
+    world.advance(0.0)
+    while world.open:
+        world.arrive()
+        world.advance(1.0)
+    light = [cid for cid in range(40) if cid not in heavy]
+    assert [batch for _, batch in world.batches] == [light[:BATCH_CLIENTS], light[BATCH_CLIENTS:], sorted(heavy)]
+
+
+def test_those_with_few_subscriptions_go_first_again_when_a_batch_was_broken_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    few = FEW_SUBSCRIPTIONS
+    monkeypatch.setattr(Connection, "subscriptions", property(lambda one: few + 1 if one == 0 else few))
+    world = World(3)
+    others = leaving(world, [1])
+    others.move(3, 100.0)
+    world.advance(0.0)
+    world.departures.on_ended("a link between shards is missing")
+    world.advance(1.0)
+    while world.open:
+        world.arrive()
+        world.advance(1.0)
+    assert [batch for _, batch in world.batches[1:]] in ([[1, 2], [0]], [[1], [2], [0]])
+
+
 def test_who_stays_when_a_shard_leaves_and_why_is_known_in_the_end() -> None:
     world = World(4)
     others = leaving(world, [1])
-    assert others.stop() == "", "nobody was tried"
+    assert others.why() == "", "nobody was tried"
     world.objections = {0: "a queue subscription of its has a max", 1: "it has TLS", 2: "it has TLS"}
     others.move(4, 2.0)
     world.advance(0.0)
@@ -585,7 +621,13 @@ def test_who_stays_when_a_shard_leaves_and_why_is_known_in_the_end() -> None:
     for _ in range(60):
         world.advance(0.05)
     why = "1: a queue subscription of its has a max; 2: it has TLS"
-    assert others.stop() == why
+    assert others.why() == why
+    assert others.failing == {0, 1, 2}
+    world.objections.clear()
+    world.advance(0.1)
+    others.move(3, 2.0)
+    world.advance(0.1)
+    assert not others.failing
 
 
 def test_who_is_still_being_moved_when_the_time_is_up_is_known_too() -> None:
@@ -594,4 +636,4 @@ def test_who_is_still_being_moved_when_the_time_is_up_is_known_too() -> None:
     others.move(1, 2.0)
     world.advance(0.0)
     assert len(world.batches) == 1
-    assert others.stop() == "1: it is still being moved"
+    assert others.why() == "1: it is still being moved"

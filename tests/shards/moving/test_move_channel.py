@@ -71,6 +71,16 @@ def number(fd: int) -> int:
     return os.fstat(fd).st_ino
 
 
+async def test_a_process_of_another_user_is_handed_nothing(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = os.geteuid() + 1
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "geteuid", lambda: other)
+        with pytest.raises(PermissionError, match=f"a process of user {os.getuid()} listens there"):
+            ends.dial()
+    await until(lambda: ends.ended == [""])
+    assert ends.came == []
+
+
 async def test_each_record_comes_with_its_descriptor_whatever_its_size(ends: Ends) -> None:
     way = ends.dial()
     assert os.stat(ends.path).st_mode & 0o777 == 0o600

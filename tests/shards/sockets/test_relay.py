@@ -19,7 +19,7 @@ from gnatswarm.shards.sockets.relay import DetachedTls, Relay
 from tests.support.authority import Authority
 from tests.support.turns import until
 
-DEADLINE_S = 10.0
+DEADLINE_S = 30.0
 
 
 class Relayed:

@@ -48,6 +48,11 @@ class Room:
         self.rows.on_closed(person)
         person.connection.leave()
 
+    def move(self, person: Person) -> None:
+        del self.people[person.connection.cid]
+        self.rows.on_moved(person)
+        person.connection.leave()
+
     def window(self) -> tuple[list[dict[str, Any]], list[int]]:
         lines: list[bytes] = []
         sums = [0, 0, 0, 0]
@@ -88,6 +93,24 @@ def test_those_who_come_and_go_are_one_row():
     assert (row["cid"], row["connections"], row["opened"], row["closed"]) == (0, 50, 50, 50)
     assert sums[0] == row["in_msgs"] == row["out_msgs"] == 100
     assert row["published"][0]["msgs"] == row["received"][0]["msgs"] == 100
+
+
+def test_what_a_client_did_before_it_moved_is_a_row_of_its_own():
+    room = Room()
+    eve = room.enter("eve", "u1")
+    eve.client.feed(b"SUB a.* 1\r\n")
+    say(eve, "a.b", 2)
+    room.move(eve)
+    (row,), sums = room.window()
+    assert (row["name"], row["user"], row["cid"]) == ("eve", "u1", eve.connection.cid)
+    assert (row["connections"], row["opened"], row["closed"]) == (1, 1, 0)
+    assert row["published"] == [{"subject": "a.b", "msgs": 2, "bytes": 4, "requests": 0}]
+    assert row["received"] == [{"subject": "a.*", "queue": "", "msgs": 2}]
+    assert sums == [2, 4, 2, 4]
+    idle = room.enter("idle")
+    room.window()
+    room.move(idle)
+    assert room.window() == ([], [0, 0, 0, 0]), "of one that did nothing since then there is nothing to say"
 
 
 def test_more_clients_than_rows_share_one():

@@ -384,3 +384,25 @@ async def test_of_many_accounts_only_those_that_were_used_get_another_tally(shar
     found = [(row["account"], row["in_msgs"]) for row in rows(tmp_path) if row["kind"] == "subject"]
     assert found == [("$G", 3), ("A7", 2)]
     mesh.close()
+
+
+async def test_what_nobody_got_of_accounts_that_are_forgotten_is_one_sum(shard: Shard):
+    """Their names may come and go for months; the sum of all may not fall."""
+    sublist = shard.engine.probe.sublist
+    there = [sublist]
+    shard.recorder._sublists = lambda: there
+
+    def end_window() -> dict[str, int]:
+        for _ in shard.recorder._window_steps():
+            pass
+        return shard.recorder.unwanted_msgs
+
+    shard.client.feed(b"PUB nobody 0\r\n\r\n" * 3)
+    assert end_window() == {"$G": 3}
+    there.clear()
+    assert end_window() == {"": 3}
+    there.append(sublist)
+    shard.client.feed(b"PUB nobody 0\r\n\r\n" * 2)
+    assert end_window() == {"": 3, "$G": 2}
+    there.clear()
+    assert end_window() == {"": 5}
