@@ -19,7 +19,7 @@ import pytest
 from tests.spark.test_advice import answers
 from tests.support import swarm
 from tests.support.servers import KINDS, Broker, wait_until
-from tests.support.statistics import rows
+from tests.support.statistics import WHOLE, rows, stats_in
 from tests.support.turns import until
 from tests.support.wire import Client, Closed, Cluster
 
@@ -80,7 +80,7 @@ async def run(
     cluster_of: Callable[[Broker], Cluster], place: Path, kind: str, config: str, on: list[int], *, as_advised: bool
 ) -> None:
     """One broker, from start to end, with clients on these shards; the first publishes, the next two get it."""
-    arguments = ["--stats-dir", str(place), "--stats-window", "300ms", "-m", "-1"]
+    arguments = [*stats_in(place, "300ms"), "-m", "-1"]
     with Broker(KINDS[kind], arguments, config=config) as broker:
         clients = await crowd(cluster_of(broker), on)
         await act(clients[0], clients[1], clients[2], as_advised=as_advised)
@@ -149,7 +149,7 @@ async def test_what_is_advised_and_followed_makes_the_figure_better(
 
 
 def broker_at(place: Path, kind: str = "gnatswarm-1", config: str = "\n", window: str = "300ms") -> Broker:
-    return Broker(KINDS[kind], ["--stats-dir", str(place), "--stats-window", window, "-m", "-1"], config=config)
+    return Broker(KINDS[kind], [*stats_in(place, window), "-m", "-1"], config=config)
 
 
 async def work(broker: Broker, cluster: Cluster, on: list[int]) -> None:
@@ -267,7 +267,7 @@ async def test_the_log_says_why_a_shard_died_and_without_that_all_messages_have_
     found = []
     for is_killed in (True, False):
         place = tmp_path / str(is_killed)
-        with broker_at(place, "gnatswarm-2", window="1h") as broker:
+        with broker_at(place, "gnatswarm-2", window=WHOLE) as broker:
             await say(await cluster_of(broker).client_on(1), "PUB a 1\r\nx\r\n" * MSGS)
             if is_killed:
                 await swarm.kill(broker, 1)
@@ -283,7 +283,7 @@ async def test_the_log_says_why_a_shard_died_and_without_that_all_messages_have_
 async def test_a_file_that_was_copied_again_has_the_rest_of_its_window(
     spark: Any, cluster_of: Callable[[Broker], Cluster], tmp_path: Path
 ):
-    with broker_at(tmp_path / "whole", window="1h") as broker:
+    with broker_at(tmp_path / "whole", window=WHOLE) as broker:
         client = await cluster_of(broker).client()
         await say(client, "".join(f"PUB rows.{n} 1\r\nx\r\n" for n in range(3 * MSGS)))
     (whole,) = (tmp_path / "whole").glob("date=*/hour=*/*.jsonl.zst")

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support import swarm
 from tests.support.servers import KINDS, Broker, wait_until
-from tests.support.statistics import added, rows
+from tests.support.statistics import added, rows, stats_in
 from tests.support.wire import Cluster
 
 pytest.importorskip("pyspark", reason="the extra `spark` is not installed")
@@ -73,7 +73,7 @@ async def test_services_edges_and_lone_publishers_are_those_of_the_windows_until
         spark, str(stats), str(out), every="200 milliseconds", on_batch=lambda _number, counts: batches.append(counts)
     )
     try:
-        arguments = ["--stats-dir", str(stats), "--stats-window", "300ms"]
+        arguments = stats_in(stats, "300ms")
         with Broker(KINDS["gnatswarm-2"], arguments) as broker:
             cluster = cluster_of(broker)
             await act(cluster, "web", 40, truth)

@@ -20,7 +20,7 @@ from gnatswarm.router.supervision.operator_socket import ReloadRequest
 from tests.support import swarm
 from tests.support.pages import Pages
 from tests.support.servers import Broker, wait_until
-from tests.support.statistics import added, rows
+from tests.support.statistics import added, rows, stats_in
 from tests.support.wire import Client, Cluster
 
 # Two Spark jobs of their own, of which tests/spark/test_place.py has the parts.
@@ -68,7 +68,7 @@ async def test_what_place_promises_comes_true_without_a_disconnect(
     from gnatswarm.spark.placement_file import expected_of
 
     stats, out = tmp_path / "stats", tmp_path / "placement.conf"
-    broker = start_broker(args=["-m", "-1", "--stats-dir", str(stats), "--stats-window", "300ms"], config="\n")
+    broker = start_broker(args=["-m", "-1", *stats_in(stats, "300ms")], config="\n")
     assert broker.directory is not None
     pages, cluster = Pages.of(broker), cluster_of(broker)
     clients = [await cluster.client_on(n, {"name": f"talker{n}"}) for n in range(PAIRS)]

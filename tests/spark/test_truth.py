@@ -22,7 +22,7 @@ from tests.bench import statistics_rows
 from tests.support import swarm
 from tests.support.pages import Pages
 from tests.support.servers import KINDS, Broker, wait_until
-from tests.support.statistics import Truth, Workload, rows
+from tests.support.statistics import WHOLE, Truth, Workload, rows, stats_in
 from tests.support.wall_clock import WallClock
 from tests.support.wire import Cluster
 
@@ -84,8 +84,8 @@ async def run_brokers(cluster_of: Callable[[Broker], Cluster], place: Path) -> d
     done: dict[str, Truth] = {}
     for shards, then in ((1, 1), (2, 3), (4, 2)):
         # Deliveries are booked to the window of arrival: per window, fan-out is exact where no window ends in between.
-        window = "300ms" if shards == then == 1 else "1h"
-        arguments = ["--stats-dir", str(place), "--stats-window", window, "-m", "-1"]
+        window = "300ms" if shards == then == 1 else WHOLE
+        arguments = [*stats_in(place, window), "-m", "-1"]
         with Broker(KINDS[f"gnatswarm-{shards}"], arguments) as broker:
             truth = Truth()
             cluster = cluster_of(broker)
@@ -305,7 +305,7 @@ async def test_a_killed_shard_is_in_the_totals(
     from gnatswarm.spark.read import read_lines, split
     from gnatswarm.spark.transforms import trouble
 
-    broker = start_broker(args=["--stats-dir", str(tmp_path), "--stats-window", "1h"])
+    broker = start_broker(args=stats_in(tmp_path))
     workload = await Workload.on(cluster_of(broker))
     await workload.publish()
     await swarm.kill(broker, 1)
@@ -344,7 +344,7 @@ async def test_a_clock_that_is_set_again_and_again_changes_no_total(
     place, out = tmp_path / "stats", tmp_path / "tables"
     # By the clock most of the files are very old in the end.
     broker = start_broker(
-        args=["--stats-dir", str(place), "--stats-window", "150ms", "-m", "-1"],
+        args=[*stats_in(place, "150ms"), "-m", "-1"],
         config="stats { max_age: 0 }",
         environment=clock.environment,
     )

@@ -15,7 +15,7 @@ import pytest
 from tests.spark.test_advice import answers
 from tests.support import swarm
 from tests.support.servers import KINDS, Broker, wait_until
-from tests.support.statistics import added, rows
+from tests.support.statistics import added, rows, stats_in
 from tests.support.wire import Client, Cluster
 
 pytest.importorskip("pyspark", reason="the extra `spark` is not installed")
@@ -78,7 +78,7 @@ async def test_the_graph_is_what_was_done_though_a_shard_was_killed(
 
     truth: Counter[Edge] = Counter()
     place = tmp_path / "stats"
-    arguments = ["--stats-dir", str(place), "--stats-window", "300ms"]
+    arguments = stats_in(place, "300ms")
     with Broker(KINDS["gnatswarm-2"], arguments) as broker:
         cluster = cluster_of(broker)
         await act(cluster, truth)

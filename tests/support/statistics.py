@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,32 @@ import zstandard
 
 from tests.support import swarm
 from tests.support.wire import Client, Cluster
+
+# A window that is as long as a test: stats_in finds one that does not end while it runs.
+WHOLE = "whole"
+# In seconds, as long as the slowest test may take.
+LEAST_LEFT_S = 1200
+LONGEST_MINUTES = 60  # of a window
+
+
+def whole_window(now_s: float) -> str:
+    """A window, such as "47m", of which LEAST_LEFT_S seconds and more are left at this time, in Unix seconds.
+
+    Windows begin at multiples of their length: one of an hour ends with the hour, perhaps in the middle of a test.
+    """
+
+    def left_s(minutes: int) -> float:
+        return minutes * 60 - now_s % (minutes * 60)
+
+    best = max(range(LEAST_LEFT_S // 60 + 1, LONGEST_MINUTES + 1), key=left_s)
+    assert left_s(best) >= LEAST_LEFT_S
+    return f"{best}m"
+
+
+def stats_in(directory: Path, window: str = WHOLE) -> list[str]:
+    """Arguments with which a broker writes its statistics there; `window` is a duration, or WHOLE."""
+    length = whole_window(time.time()) if window == WHOLE else window
+    return ["--stats-dir", str(directory), "--stats-window", length]
 
 
 def rows(directory: Path, *, hidden: bool = False) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.support import swarm
 from tests.support.pages import Pages
 from tests.support.servers import Broker, wait_until
-from tests.support.statistics import added, rows
+from tests.support.statistics import added, rows, stats_in
 
 pytestmark = pytest.mark.kinds("gnatswarm-2")
 Start = Callable[..., Broker]
@@ -31,7 +31,7 @@ BOB = {"user": "bob", "pass": "b"}
 
 async def test_denied_messages_are_counted_by_user_and_leave_no_gap(start_broker: Start, cluster_of, tmp_path: Path):
     place = tmp_path / "stats"
-    broker = start_broker(args=["-m", "-1", "--stats-dir", str(place), "--stats-window", "150ms"], config=CONFIG)
+    broker = start_broker(args=["-m", "-1", *stats_in(place, "150ms")], config=CONFIG)
     pages = Pages.of(broker)
     cluster = cluster_of(broker)
     for _ in range(2):
@@ -81,7 +81,7 @@ async def test_denied_messages_are_counted_by_user_and_leave_no_gap(start_broker
 async def test_a_killed_shard_leaves_no_gap_where_a_window_has_its_denied_messages(
     start_broker: Start, cluster_of, tmp_path: Path
 ):
-    broker = start_broker(args=["--stats-dir", str(tmp_path), "--stats-window", "150ms"], config=CONFIG)
+    broker = start_broker(args=stats_in(tmp_path, "150ms"), config=CONFIG)
     clients = await cluster_of(broker).clients(2, on_different_shards=True, connect=ANN)
     for client in clients:
         await client.send("PUB ok.x 2\r\nhi\r\nPUB no.x 3\r\nabc\r\n")

@@ -19,7 +19,7 @@ import pytest
 from gnatswarm.broker.subject import matches
 from tests.support import swarm
 from tests.support.pages import Pages
-from tests.support.statistics import added, rows
+from tests.support.statistics import added, rows, stats_in
 from tests.support.wire import Client, Cluster
 from tests.system.test_log_in import reload
 
@@ -609,7 +609,7 @@ async def test_monitoring_shows_what_accounts_have_of_each_other(start_broker, c
 @OURS
 async def test_statistics_count_a_message_where_it_was_published(start_broker, cluster_of, tmp_path):
     """And its deliveries where they were made: all rows together are what the shared page has."""
-    broker = start_broker(config=CONFIG, args=["--stats-dir", str(tmp_path), "--stats-window", "1h"])
+    broker = start_broker(config=CONFIG, args=stats_in(tmp_path))
     cluster = cluster_of(broker)
     a, b = await on(cluster, "a", 0), await on(cluster, "b", 1)
     await a.talk("SUB req.> 1\r\nPING\r\n", expect="PONG\r\n")

@@ -19,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.support import swarm
 from tests.support.pages import Pages, basic
 from tests.support.servers import HOST, Broker, wait_until
+from tests.support.statistics import stats_in
 from tests.support.wire import Client, Cluster
 
 pytestmark = pytest.mark.kinds("gnatswarm-1", "gnatswarm-2", "gnatswarm-4")
@@ -268,7 +269,7 @@ async def test_subscriptions_to_streams_of_others_are_shown_as_their_clients(
 @pytest.fixture
 def recorded(start_broker: Callable[..., Broker], cluster_of: Callable[[Broker], Cluster], tmp_path: Path) -> Monitored:
     """Windows so long that none ends in a test, unless it asks for others."""
-    broker = start_broker(args=["-m", "-1", "--stats-dir", str(tmp_path), "--stats-window", "1h"])
+    broker = start_broker(args=["-m", "-1", *stats_in(tmp_path)])
     return broker, Pages.of(broker), cluster_of(broker)
 
 
@@ -313,7 +314,7 @@ async def test_hot_subjects_and_those_that_nobody_wants(recorded):
 
 
 async def test_subjects_are_counted_by_window_and_forgotten(start_broker, cluster_of, tmp_path):
-    broker = start_broker(args=["-m", "-1", "--stats-dir", str(tmp_path), "--stats-window", "300ms"])
+    broker = start_broker(args=["-m", "-1", *stats_in(tmp_path, "300ms")])
     pages, cluster = Pages.of(broker), cluster_of(broker)
     await publish_some(cluster)
     # Gone from the open window soon, from the six before it after two seconds; never there twice. Windows of shards do
@@ -350,7 +351,7 @@ accounts { A { users: [ {user: a, password: a} ] }, B { users: [ {user: b, passw
 async def test_subjects_and_their_publishers_are_those_of_an_account_or_of_all(
     start_broker, cluster_of, tmp_path, is_recorded
 ):
-    statistics = ["--stats-dir", str(tmp_path), "--stats-window", "1h"] if is_recorded else ["--no-stats"]
+    statistics = stats_in(tmp_path) if is_recorded else ["--no-stats"]
     broker = start_broker(args=["-m", "-1", *statistics], config=TWO_ACCOUNTS)
     pages, cluster = Pages.of(broker), cluster_of(broker)
     publishers: dict[str, list[int]] = {"A": [], "B": []}
@@ -677,7 +678,7 @@ async def test_a_page_of_many_connections_comes_in_short_slices(start_broker, cl
 @pytest.mark.kinds("gnatswarm-2")
 async def test_metrics_tell_accounts_apart_and_count_what_nobody_got(start_broker, cluster_of, tmp_path):
     config = "accounts { A { users: [{user: a, password: a}] }, B { users: [{user: b, password: b}] } }\n"
-    broker = start_broker(args=["-m", "-1", "--stats-dir", str(tmp_path), "--stats-window", "200ms"], config=config)
+    broker = start_broker(args=["-m", "-1", *stats_in(tmp_path, "200ms")], config=config)
     cluster = cluster_of(broker)
     pages = Pages.of(broker)
     for user, count in (("a", 3), ("b", 5)):

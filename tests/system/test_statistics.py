@@ -21,7 +21,7 @@ from gnatswarm.router.supervision.operator_socket import RestartRequest, Upgrade
 from tests.support import swarm
 from tests.support.pages import Pages
 from tests.support.servers import Broker, session_pids, wait_until
-from tests.support.statistics import Truth, Workload, added, rows
+from tests.support.statistics import WHOLE, Truth, Workload, added, rows, stats_in
 from tests.support.wall_clock import WallClock
 from tests.support.wire import Cluster
 
@@ -77,10 +77,6 @@ def assert_true_with_gaps(records: list[dict[str, Any]], truth: Truth) -> dict[s
     return gap
 
 
-def stats_in(directory: Path, window: str) -> list[str]:
-    return ["--stats-dir", str(directory), "--stats-window", window]
-
-
 def mounted(place: Path) -> bool:
     """A file system of 256 KiB there; False without the right."""
     words = ["mount", "-t", "tmpfs", "-o", "size=256k", "gnatswarm-test", str(place)]
@@ -88,7 +84,7 @@ def mounted(place: Path) -> bool:
 
 
 @KINDS
-@pytest.mark.parametrize("window", ["150ms", "1h"])
+@pytest.mark.parametrize("window", ["150ms", WHOLE])
 async def test_every_message_is_in_a_window(start_broker: Start, cluster_of: Of, tmp_path: Path, window: str):
     broker = start_broker(args=stats_in(tmp_path, window))
     workload = await Workload.on(cluster_of(broker))
@@ -122,7 +118,7 @@ async def test_every_message_is_in_a_window(start_broker: Start, cluster_of: Of,
 @pytest.mark.kinds("gnatswarm-2")
 async def test_a_shard_counts_no_subscriptions_of_the_brokers_own(start_broker: Start, cluster_of: Of, tmp_path: Path):
     config = "system_account: SYS\naccounts { SYS { users: [ {user: s, password: s} ] } }"
-    broker = start_broker(args=stats_in(tmp_path, "1h"), config=config)
+    broker = start_broker(args=stats_in(tmp_path), config=config)
     client = await cluster_of(broker).client_on(0, {"user": "s", "pass": "s"})
     await client.talk("SUB one 1\r\nPING\r\n", expect="PONG\r\n")
     broker.stop()
@@ -131,7 +127,7 @@ async def test_a_shard_counts_no_subscriptions_of_the_brokers_own(start_broker: 
 
 
 @pytest.mark.kinds("gnatswarm-2")
-@pytest.mark.parametrize("window", ["150ms", "1h"])
+@pytest.mark.parametrize("window", ["150ms", WHOLE])
 async def test_a_signal_to_the_whole_process_group_loses_no_window(
     start_broker: Start, cluster_of: Of, tmp_path: Path, window: str
 ):
@@ -185,7 +181,7 @@ async def test_restarts_and_connections_that_come_and_go_lose_nothing(
 
 
 @pytest.mark.kinds("gnatswarm-2")
-@pytest.mark.parametrize("window", ["150ms", "1h"])
+@pytest.mark.parametrize("window", ["150ms", WHOLE])
 async def test_shards_that_come_and_go_lose_nothing(start_broker: Start, cluster_of: Of, tmp_path: Path, window: str):
     """What clients did, what they received, what monitoring says and what is written is all the same."""
     truth, received = Truth(), 0
@@ -209,7 +205,7 @@ async def test_shards_that_come_and_go_lose_nothing(start_broker: Start, cluster
 
 @pytest.mark.kinds("gnatswarm-2")
 async def test_what_clients_did_before_they_moved_is_in_their_rows(start_broker: Start, cluster_of: Of, tmp_path: Path):
-    broker = start_broker(args=stats_in(tmp_path, "1h"))
+    broker = start_broker(args=stats_in(tmp_path))
     cluster = cluster_of(broker)
     reader, writer = [await swarm.client_on(cluster, 1, {"name": name}) for name in ("reader", "writer")]
     await reader.talk("SUB seldom.* 1\r\nPING\r\n", expect="PONG\r\n")
@@ -230,7 +226,7 @@ async def test_what_clients_did_before_they_moved_is_in_their_rows(start_broker:
 
 
 @pytest.mark.kinds("gnatswarm-2")
-@pytest.mark.parametrize("window", ["150ms", "1h"])
+@pytest.mark.parametrize("window", ["150ms", WHOLE])
 async def test_a_killed_shard_leaves_a_gap_with_its_totals(
     start_broker: Start, cluster_of: Of, tmp_path: Path, window: str
 ):
@@ -251,7 +247,7 @@ async def test_a_killed_shard_leaves_a_gap_with_its_totals(
     broker.stop()
     records = rows(tmp_path)
     gap = assert_true_with_gaps(records, truth)
-    if window == "1h":
+    if window == WHOLE:
         (row,) = [row for row in records if row["kind"] == "gap"]
         assert row["shard"] == 1 and row["in_msgs"] == truth.msgs.total() // 2 and row["reason"]
     else:
@@ -480,7 +476,7 @@ async def test_statistics_are_readable_for_their_user_alone(start_broker: Start,
     place = tmp_path / "made" / "stats"
     before = os.umask(0)
     try:
-        broker = start_broker(args=stats_in(place, "1h"))
+        broker = start_broker(args=stats_in(place))
     finally:
         os.umask(before)
     cluster = cluster_of(broker)
