@@ -183,7 +183,7 @@ cdef class LayeredSocket(Socket):
     def unread_bytes(self) -> int:
         """With what a layer has; of frames that are paused nobody knows how much."""
         kept = sum([len(data) for _, data in self.kept]) if self.kept else 0
-        if self.tls is not None and self.peer.holds and not self.broken:
+        if self.tls is not None and self.goes_on_later() and not self.broken:
             kept += self.incoming.pending
         return kept + self.is_paused() + Socket.unread_bytes.__get__(self)
 

@@ -54,6 +54,7 @@ cdef class Socket(Source):
     cdef int read_on(self) except -1
     cdef int after_operations(self) except -1
     cdef void change_patience(self, ReadFinding finding) noexcept
+    cdef bint goes_on_later(self) noexcept
     # It is one of a crowd: read it with the others.
     cdef void gather(self) noexcept
     # Patience with it ends, of either kind.

@@ -231,6 +231,10 @@ cdef class Socket(Source):
         elif finding == READ_IN_BULK:
             widen(self.fd)
 
+    cdef bint goes_on_later(self) noexcept:
+        """Whether its peer has kept more than the beginning of an operation, perhaps: it is held, or was until now."""
+        return self.peer.holds != 0 or self.peer.out.is_called != 0
+
     cdef void gather(self) noexcept:
         cdef Reactor reactor = self.reactor
         if not reactor.gathered.n_sockets and reactor.crowd.has_dispersed(reactor.box.now_us):
@@ -499,11 +503,11 @@ cdef class Socket(Source):
 
     @property
     def unread_bytes(self) -> int:
-        """What has come and is not carried out: it is still in the kernel, or its peer is held."""
+        """What has come and is not carried out: it is still in the kernel, or its peer is held, or goes on soon."""
         cdef int unread = 0
         if self.fd < 0 or ioctl(self.fd, FIONREAD, &unread) < 0:
             unread = 0
-        return unread + (self.peer.partial_size if self.peer.holds else 0)
+        return unread + (self.peer.partial_size if self.goes_on_later() else 0)
 
     def end_sending(self) -> bool:
         """Tell the other end that nothing more comes; what it sends is read on. False: something is not sent yet."""

@@ -851,6 +851,19 @@ async def test_who_may_be_closed_has_nothing_more_to_say(limited: Limited, monke
     assert [one.in_msgs for one in limited.connections] == [50, 50]
 
 
+async def test_who_was_just_about_to_be_read_on_is_heard_out_too(limited: Limited) -> None:
+    """All it had sent is read, and kept, and its limit is over for now; what it kept is carried out a turn later."""
+    await limited.begin()
+    connection = limited.connections[0]
+    session = limited.sessions[0]
+    assert session.socket is not None
+    assert connection.in_msgs < 25
+    connection.publish_again()
+    assert session.socket.unread_bytes > 0 and limited.clients.waits_for_limit(session)
+    assert limited.clients.hear_out([session]) == []
+    await until(lambda: connection.in_msgs == 50)
+
+
 async def test_who_is_over_its_limit_is_told_to_go_when_it_has_been_heard(limited: Limited) -> None:
     """One that has closed would answer INFO with a reset, and its kernel would send nothing more."""
     tells, _ = await limited.begin()
